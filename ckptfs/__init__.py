@@ -1,0 +1,23 @@
+"""ckptfs mounts large-model checkpoints as folders.
+
+``open`` reads any supported checkpoint lazily, ``view`` shows it as another format.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+__all__ = ["Checkpoint", "LazyTensor", "View", "__version__", "open", "view"]
+
+if TYPE_CHECKING:
+    from ckptfs.api import Checkpoint, LazyTensor, View, open, view
+
+
+def __getattr__(name: str) -> object:
+    # Lazily, so that the indexing child and --help do not pay for numpy.
+    if name in __all__:
+        from ckptfs import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'ckptfs' has no attribute {name!r}")

@@ -1,0 +1,100 @@
+"""Memory that is shared by all readers: a tile cache with a byte budget, and scratch buffers.
+
+Both are bounded, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+DEFAULT_CACHE_BYTES = 128 << 20
+
+_Array = npt.NDArray[Any]
+
+
+class TileCache:
+    """Decoded tiles (numpy arrays), least recently used out first, at most *budget* bytes in all.
+
+    Holds what is dear to make again: decompressed HDF5 chunks, transposed tiles. The unit is one array under one
+    hashable key. An entry leaves when the budget is short, or at once when its last byte has been handed to a
+    sequential reader (`drop`). Tiles are made outside the lock; two threads that want the same tile make it once:
+    the second waits. A tile larger than the budget is made, returned and not kept.
+    """
+
+    def __init__(self, budget: int = DEFAULT_CACHE_BYTES) -> None:
+        self.budget = budget
+        self.nbytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._tiles: OrderedDict[Hashable, _Array] = OrderedDict()
+        self._making: dict[Hashable, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], _Array]) -> _Array:
+        """The tile under *key*, made by *make* when it is not there. The caller must not write to it."""
+        while True:
+            with self._lock:
+                tile = self._tiles.get(key)
+                if tile is not None:
+                    self._tiles.move_to_end(key)
+                    self.hits += 1
+                    return tile
+                event = self._making.get(key)
+                if event is None:
+                    event = self._making[key] = threading.Event()
+                    self.misses += 1
+                    break
+            event.wait()
+        try:
+            tile = make()
+            self._keep(key, tile)
+            return tile
+        finally:
+            with self._lock:
+                del self._making[key]
+            event.set()
+
+    def drop(self, key: Hashable) -> None:
+        """Forget the tile under *key*, if it is there."""
+        with self._lock:
+            tile = self._tiles.pop(key, None)
+            if tile is not None:
+                self.nbytes -= tile.nbytes
+
+    def _keep(self, key: Hashable, tile: _Array) -> None:
+        if tile.nbytes > self.budget:
+            return
+        with self._lock:
+            self._tiles[key] = tile
+            self.nbytes += tile.nbytes
+            while self.nbytes > self.budget:
+                _, old = self._tiles.popitem(last=False)
+                self.nbytes -= old.nbytes
+
+
+class _Scratch(threading.local):
+    """Buffers of one thread, by slot; a slot grows to the largest request it has seen."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, _Array] = {}
+
+
+_scratch = _Scratch()
+
+
+def scratch(slot: str, nbytes: int) -> _Array:
+    """A uint8 array of *nbytes* that this thread may use until it asks for the same *slot* again.
+
+    Fresh memory costs three times as much as reused memory (page faults), so readers never allocate per request.
+    Callers keep their requests bounded (a few MiB); nested users take different slots.
+    """
+    buffer = _scratch.slots.get(slot)
+    if buffer is None or buffer.nbytes < nbytes:
+        buffer = _scratch.slots[slot] = np.empty(max(nbytes, 1 << 16), np.uint8)
+    return buffer[:nbytes]

@@ -1,0 +1,202 @@
+"""Every error that ckptfs raises on purpose.
+
+::
+
+    CkptfsError                       exit 3, EIO        something about the input is broken
+    ├─ SourceError                    exit 3, EIO        a checkpoint cannot be read
+    │  ├─ UnknownFormat               exit 3, EIO        no reader knows this file
+    │  ├─ CorruptHeader               exit 3, EIO        header, index or directory is damaged
+    │  ├─ CorruptChunk                exit 3, EIO        the data of one tensor is damaged
+    │  ├─ Incomplete                  exit 3, EIO        the writer never finished the file
+    │  ├─ MissingKey                  exit 1, ENOENT     the checkpoint has no such key
+    │  ├─ MissingShard                exit 3, ENOENT     an index names a file that is not there
+    │  ├─ MissingCodec                exit 4, EIO        a filter or reader library is not installed
+    │  └─ Unsafe                      exit 1, EPERM      reading on would run or leave the checkpoint
+    ├─ MappingError                   exit 1, EINVAL     the tensors do not fit the model family
+    │  ├─ UnknownFamily               exit 2, EINVAL     nobody knows this model name
+    │  ├─ NoPath                      exit 2, EINVAL     these two formats are not connected
+    │  ├─ UnmatchedKeys               exit 1, EINVAL     keys that no rule claims
+    │  └─ MissingKeys                 exit 1, EINVAL     keys that a rule needs as a group
+    ├─ ConfigError                    exit 1, EINVAL     the model config cannot be converted
+    │  ├─ UnsupportedValue            exit 1, EINVAL     a field has a value that the target cannot express
+    │  └─ MissingField                exit 1, EINVAL     a field that the conversion needs is absent
+    ├─ ShapeError                     exit 1, EINVAL     a tensor has not the shape that a rule needs
+    ├─ UsageError                     exit 2, EINVAL     the request itself makes no sense
+    └─ MountError                     exit 4, EIO        FUSE or the machine does not play along
+
+A message says what, where and what to try, on one line. Fields carry the same facts for programs.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+
+class CkptfsError(Exception):
+    """Root of the tree; ``exit_code`` is for commands and ``errno`` for the mount."""
+
+    exit_code = 3
+    errno = errno.EIO
+
+
+class SourceError(CkptfsError):
+    """A checkpoint cannot be read. *path* is the file as the user named it."""
+
+    def __init__(self, path: object, what: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{self.path}: {what}")
+
+
+class UnknownFormat(SourceError):
+    """The content is none of the formats that ckptfs reads."""
+
+
+class CorruptHeader(SourceError):
+    """Header, index or directory of the file contradicts itself or the file's size."""
+
+
+class CorruptChunk(SourceError):
+    """The data of one tensor is damaged; *key* says which, *offset* is the position in the file (bytes)."""
+
+    def __init__(self, path: object, key: str, offset: int, what: str) -> None:
+        self.key = key
+        self.offset = offset
+        super().__init__(path, f"{key}: {what} (at byte {offset})")
+
+
+class Incomplete(SourceError):
+    """The writer of the file never finished it."""
+
+
+class MissingKey(SourceError, KeyError):
+    """The checkpoint has no such key."""
+
+    exit_code = 1
+    errno = errno.ENOENT
+
+    def __init__(self, path: object, key: str, nearest: Sequence[str] = ()) -> None:
+        self.key = key
+        hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
+        super().__init__(path, f"no key {key!r}{hint}. 'ckptfs ls' lists them")
+
+    __str__ = Exception.__str__  # KeyError would print the message in quotes
+
+
+class MissingShard(SourceError):
+    """An index names a file that is not there."""
+
+    errno = errno.ENOENT
+
+
+class MissingCodec(SourceError):
+    """Reading needs a library that is not installed."""
+
+    exit_code = 4
+
+
+class Unsafe(SourceError):
+    """Going on would execute something from the file or follow a link out of it."""
+
+    exit_code = 1
+    errno = errno.EPERM
+
+
+class MappingError(CkptfsError):
+    """The tensors do not fit the model family."""
+
+    exit_code = 1
+    errno = errno.EINVAL
+
+
+class UnknownFamily(MappingError):
+    """Nobody knows this model name."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, nearest: Sequence[str] = ()) -> None:
+        self.name = name
+        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+        super().__init__(f"unknown model {name!r}{hint} 'ckptfs list' shows all names")
+
+
+class NoPath(MappingError):
+    """No conversion leads from *src* to *tgt* for this model."""
+
+    exit_code = 2
+
+    def __init__(self, model: str, src: str, tgt: str, known: str = "") -> None:
+        self.model, self.src, self.tgt = model, src, tgt
+        hint = f"; known: {known}" if known else ""
+        super().__init__(f"{model}: cannot convert {src} to {tgt}{hint}")
+
+
+class UnmatchedKeys(MappingError):
+    """Keys that no rule claims, all of them, each with the nearest rule."""
+
+    def __init__(self, model: str, keys: Sequence[tuple[str, str]]) -> None:
+        self.model = model
+        self.keys = [key for key, _ in keys]
+        shown = ", ".join(f"{key} (nearest: {near})" if near else key for key, near in keys[:8])
+        more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+        noun = "key matches" if len(keys) == 1 else "keys match"
+        super().__init__(
+            f"{model}: {len(keys)} {noun} no rule: {shown}{more}. Use --drop-unmatched-keys to leave them out"
+        )
+
+
+class MissingKeys(MappingError):
+    """Keys that a rule needs together, of which only some are there."""
+
+    def __init__(self, model: str, keys: Sequence[str], why: str) -> None:
+        self.model = model
+        self.keys = list(keys)
+        more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+        super().__init__(f"{model}: missing {', '.join(self.keys[:8])}{more}: {why}")
+
+
+class ConfigError(CkptfsError):
+    """The model config cannot be converted."""
+
+    exit_code = 1
+    errno = errno.EINVAL
+
+
+class UnsupportedValue(ConfigError):
+    """*field* has a value that the other side cannot express."""
+
+    def __init__(self, model: str, field: str, value: object, allowed: str) -> None:
+        self.model, self.field, self.value, self.allowed = model, field, value, allowed
+        super().__init__(f"{model}: config field {field} is {value!r}, but {allowed}")
+
+
+class MissingField(ConfigError):
+    """A field that the conversion needs is absent."""
+
+    def __init__(self, model: str, field: str, why: str) -> None:
+        self.model, self.field = model, field
+        super().__init__(f"{model}: config field {field} is missing: {why}")
+
+
+class ShapeError(CkptfsError):
+    """A tensor has not the shape that a rule needs."""
+
+    exit_code = 1
+    errno = errno.EINVAL
+
+    def __init__(self, key: str, got: Sequence[int], want: str) -> None:
+        self.key, self.got, self.want = key, tuple(got), want
+        super().__init__(f"{key}: shape {tuple(got)} does not fit: {want}")
+
+
+class UsageError(CkptfsError):
+    """The request itself makes no sense."""
+
+    exit_code = 2
+    errno = errno.EINVAL
+
+
+class MountError(CkptfsError):
+    """FUSE or the machine does not play along."""
+
+    exit_code = 4

@@ -1,0 +1,152 @@
+"""What every reader hands out: a `Source` of `Item`s, whose data are lazy `Tensor`s.
+
+Shapes, dtypes and plain values are known when a source is open; tensor data is read only when asked for.
+
+**The block view.** Every tensor is seen as a matrix: rows are the leading axis, columns all other axes
+flattened in C order (a 0-d tensor is 1 x 1, a 1-d tensor of n elements is n x 1). `read_block` writes any
+rectangle of that matrix into a buffer which the caller owns. Real checkpoints are stored in 2-D tiles, so a
+column band is as cheap as a row band: a transposed tensor asks its source for columns and stays streaming.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy.typing as npt
+
+from ckptfs.dtypes import DType
+
+Shape: TypeAlias = tuple[int, ...]
+Words: TypeAlias = npt.NDArray[Any]
+"""2-D array of a dtype's words (`DType.word`), any strides."""
+Kind: TypeAlias = Literal["tensor", "array", "scalar", "string", "none", "object", "link"]
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """A lazy tensor. Immutable, and safe to read from several threads at once."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def grain(self) -> tuple[int, int]:
+        """(rows, columns) that are cheapest to read together; (1, 1) when it does not matter."""
+        ...
+
+    def read_block(self, row: int, col: int, out: Words) -> None:
+        """Fill *out*, shape (n_rows, n_cols), with the block whose top left corner is (*row*, *col*).
+
+        *out* has the dtype's word type, any strides and any alignment. Every element of *out* is written, or an
+        error is raised: `CorruptChunk` for damaged data, `OSError` for failed reads. The block lies inside
+        the matrix (the caller's duty).
+        """
+        ...
+
+
+def n_rows(shape: Shape) -> int:
+    """Rows of the block view."""
+    return shape[0] if shape else 1
+
+
+def n_cols(shape: Shape) -> int:
+    """Columns of the block view (product of all axes but the first)."""
+    return math.prod(shape[1:])
+
+
+def n_elements(shape: Shape) -> int:
+    """Elements of a tensor; 1 for a 0-d one."""
+    return math.prod(shape)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Size of the tensor's data in bytes."""
+    return n_elements(tensor.shape) * tensor.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One leaf of the state dict.
+
+    ``tensor``/``array``: *tensor* is set (arrays were numpy's, tensors torch's). ``scalar``/``string``: *value* is a
+    bool, int, float or str. ``none``: None. ``object``: refused, *reason* says why and *class_name* what it is.
+    ``link``: its data lives in another file or key that could not be followed; *reason* says why, *target* where.
+    """
+
+    key: str
+    kind: Kind
+    tensor: Tensor | None = None
+    value: object = None
+    tied_to: str | None = None
+    """First key that holds the same Python object, for a tied tensor (whose *tensor* is that same object)."""
+    class_name: str | None = None
+    reason: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A container of the nested state dict: what `torch.load` would give back.
+
+    *type* is one of dict, OrderedDict, list, tuple, set, deque, namedtuple; *keys* are the dict's keys (str, int,
+    …) or None for sequences; a child is a `Node` or, for a leaf, the flattened key of its `Item`.
+    """
+
+    type: str
+    keys: tuple[object, ...] | None
+    children: tuple[Node | str, ...]
+
+
+@dataclass(slots=True)
+class Source:
+    """An open checkpoint. Readers return one; nothing subclasses it.
+
+    *items* keeps the order of the state dict: the order of what is made from it depends on that. *fds* are the open
+    files that its tensors read from: they keep serving the same bytes when the name is deleted or replaced.
+    """
+
+    path: str
+    format: str
+    """``cerebras-h5``, ``safetensors``, ``torch-zip``, ``torch-legacy``."""
+    format_version: str | None
+    release: str | None
+    """Cerebras release that wrote the file ("2.10.0"), None when the file does not say."""
+    items: dict[str, Item]
+    tree: Node | None = None
+    """Structure of the nested state dict; None for flat formats."""
+    metadata: list[Mapping[str, Any]] = field(default_factory=list)
+    """The trainer's ``__metadata__`` list (version, model_name, params), oldest first."""
+    config: Mapping[str, Any] | None = None
+    """The Hugging Face ``config.json`` beside the tensors, for folders."""
+    mtime_ns: int = 0
+    nbytes: int = 0
+    """Size of the source's files in bytes."""
+    fds: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What a user should know (ignored parts, refused objects), one line each."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Key to tensor, in order, without anything that is not a tensor."""
+        return {k: i.tensor for k, i in self.items.items() if i.tensor is not None}
+
+    def close(self) -> None:
+        """Close the files. Tensors of this source must not be read any more."""
+        import os
+
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def nearest_keys(key: str, keys: Sequence[str], n: int = 2) -> list[str]:
+    """Up to *n* keys that look like *key*, for error messages; cheap also for 100,000 keys."""
+    import difflib
+
+    tail = key.rsplit(".", 2)[-2:]
+    likely = [k for k in keys if any(part in k for part in tail)][:2000]
+    return difflib.get_close_matches(key, likely or keys[:2000], n=n, cutoff=0.3)

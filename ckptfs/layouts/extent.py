@@ -1,0 +1,55 @@
+"""A file that does not exist, described as extents: literal bytes and tensor data at known offsets.
+
+Sizes and offsets are fixed when a layout is made, from headers alone. `File.read_into` evaluates just the
+part asked for; the mount and every writer read through it, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from ckptfs.formats.source import Tensor, nbytes
+from ckptfs.tensors.read import read_into
+
+Body = bytes | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Bodies laid end to end. *starts* has each body's offset and, at its end, the file's size."""
+
+    bodies: tuple[Body, ...]
+    starts: tuple[int, ...] = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes, exact."""
+        return self.starts[-1]
+
+    def read_into(self, offset: int, out: memoryview) -> int:
+        """Fill *out* from *offset* on; how many bytes there were (fewer at the end of the file, 0 past it)."""
+        n = max(0, min(len(out), self.size - offset))
+        done = 0
+        i = bisect_right(self.starts, offset) - 1
+        while done < n:
+            at = offset + done - self.starts[i]
+            take = min(n - done, self.starts[i + 1] - self.starts[i] - at)
+            if take > 0:
+                body = self.bodies[i]
+                if isinstance(body, bytes):
+                    out[done : done + take] = body[at : at + take]
+                else:
+                    read_into(body, at, out[done : done + take])
+                done += take
+            i += 1
+        return n
+
+
+def file_of(bodies: Iterable[Body]) -> File:
+    """A file made of these bodies, one after the other."""
+    kept = tuple(bodies)
+    sizes = (len(b) if isinstance(b, bytes) else nbytes(b) for b in kept)
+    return File(kept, tuple(accumulate(sizes, initial=0)))

@@ -1,0 +1,87 @@
+"""Byte ranges of a lazy tensor, and whole tensors as numpy arrays.
+
+`read_into` is the door between files (byte ranges) and tensors (blocks): it cuts a range of the tensor's
+C-order bytes into at most three rectangles - a partial first row, whole rows, a partial last row - and lets
+the tensor write each straight into the caller's buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.formats.source import Tensor, n_cols, n_rows, nbytes
+
+PIECE = 8 << 20
+"""Bytes evaluated at once when a whole tensor is read; bounds every node's scratch memory."""
+
+
+def read_into(tensor: Tensor, offset: int, out: memoryview) -> None:
+    """Fill *out* with the bytes of *tensor* that start at *offset* (C order, little-endian).
+
+    Any offset and length inside the tensor; elements cut by the edges of the range are evaluated aside.
+    """
+    size = tensor.dtype.itemsize
+    start, stop = offset, offset + len(out)
+    first, last = -(-start // size), stop // size
+    if first > last:  # the range lies inside one element
+        out[:] = _element(tensor, last)[start - last * size : stop - last * size]
+        return
+    head, tail = first * size - start, stop - last * size
+    if head:
+        out[:head] = _element(tensor, first - 1)[size - head :]
+    if tail:
+        out[len(out) - tail :] = _element(tensor, last)[:tail]
+    if last > first:
+        words = np.frombuffer(out[head : len(out) - tail], tensor.dtype.word)
+        _read_elements(tensor, first, words)
+
+
+def _read_elements(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
+    """Elements [start, start + len(out)) in C order into the 1-d array *out*."""
+    cols = n_cols(tensor.shape)
+    step = max(1, PIECE // (cols * tensor.dtype.itemsize))
+    done = 0
+    while done < len(out):
+        row, col = divmod(start + done, cols)
+        left = len(out) - done
+        if col or left < cols:  # part of one row
+            n = min(left, cols - col)
+            tensor.read_block(row, col, out[done : done + n].reshape(1, n))
+        else:
+            n_whole = min(left // cols, step)
+            n = n_whole * cols
+            tensor.read_block(row, 0, out[done : done + n].reshape(n_whole, cols))
+        done += n
+
+
+def _element(tensor: Tensor, index: int) -> memoryview:
+    """The bytes of one element."""
+    word = np.empty(1, tensor.dtype.word)
+    _read_elements(tensor, index, word)
+    return memoryview(word.tobytes())
+
+
+def to_numpy(tensor: Tensor, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+    """Rows ``[start, stop)`` of the leading axis as a numpy array with the element's own type.
+
+    The whole tensor by default; a 0-d tensor gives a 0-d array. bfloat16 and float8 come as ml_dtypes' types.
+    """
+    if not tensor.shape:
+        shape: tuple[int, ...] = ()
+    else:
+        stop = n_rows(tensor.shape) if stop is None else stop
+        shape = (stop - start, *tensor.shape[1:])
+    out = np.empty(shape, tensor.dtype.word)
+    if out.size:
+        _read_elements(tensor, start * n_cols(tensor.shape), out.reshape(-1))
+    return out.view(tensor.dtype.numpy)
+
+
+def to_bytes(tensor: Tensor) -> bytes:
+    """All bytes of a tensor; for small tensors and tests."""
+    out = bytearray(nbytes(tensor))
+    read_into(tensor, 0, memoryview(out))
+    return bytes(out)
