@@ -1,0 +1,23 @@
+"""The `.npy` layout: numpy's own header, then the tensor's bytes in C order."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+
+from ckptfs.formats.source import Tensor
+from ckptfs.layouts.extent import File, file_of
+
+
+def npy_file(tensor: Tensor) -> File:
+    """What ``numpy.save`` writes for the tensor: version 1.0, data aligned to 64 bytes.
+
+    bfloat16 is the opaque ``<V2``, as for an ml_dtypes array: ``numpy.load(f).view(ml_dtypes.bfloat16)``. Both
+    float8 types are ``|V1`` likewise (numpy.save calls float8_e5m2 ``<f1``, which numpy.load refuses).
+    """
+    header = io.BytesIO()
+    facts = {"descr": tensor.dtype.npy, "fortran_order": False, "shape": tensor.shape}
+    # Version 1.0 holds 64 KiB of header, far more than HDF5's 32 or torch's 64 axes can spell.
+    np.lib.format.write_array_header_1_0(header, facts)
+    return file_of([header.getvalue(), tensor])

@@ -1,0 +1,14 @@
+"""Reading whole files, for tests."""
+
+from __future__ import annotations
+
+from ckptfs.layouts.extent import File
+
+
+def content(file: File) -> bytes:
+    """All bytes of *file*; asserts that it has exactly as many as it says, and none past its end."""
+    out = bytearray(file.size + 7)
+    assert file.read_into(0, memoryview(out)) == file.size
+    assert file.read_into(file.size, memoryview(out)[:7]) == 0
+    assert out[file.size :] == bytes(7)
+    return bytes(out[: file.size])
