@@ -1,0 +1,283 @@
+"""The Python interface: `open` a checkpoint, `view` it as another format, read tensors when they are touched."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.cache import shared
+from ckptfs.errors import CkptfsError, ConfigError, MappingError, MissingKey, ShapeError, UnknownFamily, UsageError
+from ckptfs.formats.detect import open_source
+from ckptfs.formats.source import Item, Shape, Source, Tensor, nbytes, nearest_keys
+from ckptfs.mappings import plan, registry
+from ckptfs.mappings.family import Family
+from ckptfs.mappings.formats import HF, Format, parse_format
+from ckptfs.tensors.read import to_bytes, to_numpy
+
+PathLike = str | os.PathLike[str]
+
+
+class LazyTensor:
+    """A tensor that is read when it is touched: ``numpy.asarray(t)`` reads all of it, ``t[a:b]`` those rows."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def shape(self) -> Shape:
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> str:
+        """torch's name without the prefix, such as ``bfloat16``."""
+        return self._tensor.dtype.name
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self._tensor)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("a lazy tensor is read from a file: an array of it is always a copy")
+        array = to_numpy(self._tensor)
+        return array if dtype is None else array.astype(dtype)
+
+    def __getitem__(self, index: Any) -> npt.NDArray[Any]:
+        """As numpy's; only the rows that the first index names are read."""
+        first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
+        if not self.shape or not isinstance(first, int | slice | np.integer):
+            return np.asarray(to_numpy(self._tensor)[index])
+        n = self.shape[0]
+        if not isinstance(first, slice):
+            row = int(first) + (n if first < 0 else 0)
+            if not 0 <= row < n:
+                raise IndexError(f"row {int(first)} of a tensor with {n} rows")
+            return np.asarray(to_numpy(self._tensor, row, row + 1)[0][rest])
+        start, stop, step = first.indices(n)
+        low, high = (start, stop) if step > 0 else (stop + 1, start + 1)
+        rows = to_numpy(self._tensor, low, max(low, high))
+        picked = rows[::step] if step > 0 else rows[::-1][::-step]
+        inner = (slice(None), *rest)
+        return np.asarray(picked[inner])
+
+    def tobytes(self) -> bytes:
+        """All data, C order, little-endian."""
+        return to_bytes(self._tensor)
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({self.dtype}, shape={self.shape})"
+
+
+class Checkpoint(Mapping[str, Any]):
+    """An open checkpoint: flattened key -> `LazyTensor`, or the plain value of a scalar, string or None."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, key: str) -> Any:
+        item = self.item(key)
+        if item.tensor is not None:
+            return LazyTensor(item.tensor)
+        if item.reason is not None:
+            raise CkptfsError(f"{self.source.path}: {key}: {item.reason}")
+        return item.value
+
+    def item(self, key: str) -> Item:
+        """Everything that is known about *key*."""
+        item = self.source.items.get(key)
+        if item is None:
+            raise MissingKey(self.source.path, key, nearest_keys(key, list(self.source.items)))
+        return item
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.source.items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.items)
+
+    def __len__(self) -> int:
+        return len(self.source.items)
+
+    @property
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """The trainer's ``__metadata__``, oldest first."""
+        return self.source.metadata
+
+    def close(self) -> None:
+        """Close the files; tensors of this checkpoint must not be read any more."""
+        self.source.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.source.path} ({self.source.format}, {len(self)} keys)>"
+
+
+class View(Mapping[str, LazyTensor]):
+    """A checkpoint as another format: target key -> `LazyTensor`; ``config`` is the converted config.
+
+    Keys of a Cerebras target are those inside its ``model`` state.
+    """
+
+    def __init__(self, planned: plan.View) -> None:
+        self.plan = planned
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.plan.config
+
+    def __getitem__(self, key: str) -> LazyTensor:
+        if key not in self.plan.tensors:
+            raise MissingKey(f"{self.plan.model} as {self.plan.tgt}", key, nearest_keys(key, list(self.plan.tensors)))
+        return LazyTensor(self.plan.tensors[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.plan.tensors)
+
+    def __len__(self) -> int:
+        return len(self.plan.tensors)
+
+
+def open(path: PathLike, *, follow_links: bool = False) -> Checkpoint:
+    """Open any supported checkpoint; reads headers only. Links out of its folder are followed with *follow_links*."""
+    return Checkpoint(open_source(os.fspath(path), shared(), follow_links=follow_links))
+
+
+def view(
+    checkpoint: Checkpoint | PathLike,
+    tgt_fmt: str = "hf",
+    *,
+    model: str | None = None,
+    config: PathLike | Mapping[str, Any] | None = None,
+    src_fmt: str | None = None,
+    drop_unmatched_keys: bool = False,
+) -> View:
+    """*checkpoint* (open, or a path) as *tgt_fmt* (``hf``, ``cs-2.9``, ``cs-current``).
+
+    *model* and *config* (a mapping, or a YAML or JSON file) default to what the checkpoint says itself. Raises
+    `UsageError` when it says nothing, and the errors of `ckptfs.mappings.plan.make_view`.
+    """
+    opened = checkpoint if isinstance(checkpoint, Checkpoint) else open(checkpoint)
+    return View(
+        plan_view(opened.source, tgt_fmt, model=model, config=config, src_fmt=src_fmt, drop=drop_unmatched_keys)
+    )
+
+
+def prepare(
+    source: Source,
+    *,
+    model: str | None = None,
+    config: PathLike | Mapping[str, Any] | None = None,
+    src_fmt: str | None = None,
+    tgt_fmt: str | None = None,
+    drop_unmatched_keys: bool = False,
+) -> tuple[plan.View | None, str | None]:
+    """The view a mount shows, or None and the reason why there is none.
+
+    A model or config that cannot be converted is a reason; a name or file that does not exist is an error.
+    """
+    try:
+        wanted = tgt_fmt or ("hf" if is_cerebras(source, src_fmt) else "cs-current")
+        return plan_view(source, wanted, model=model, config=config, src_fmt=src_fmt, drop=drop_unmatched_keys), None
+    except (UnknownFamily, UsageError):
+        if model or src_fmt or tgt_fmt:
+            raise
+        return None, "nothing in the checkpoint tells its model family; name it with --model and --config"
+    except (MappingError, ConfigError, ShapeError) as e:
+        return None, str(e)
+
+
+def is_cerebras(source: Source, src_fmt: str | None = None) -> bool:
+    """Whether *source* is a Cerebras checkpoint (by *src_fmt*, if given)."""
+    return src_fmt != "hf" if src_fmt else source.format == "cerebras-h5"
+
+
+def plan_view(
+    source: Source,
+    tgt_fmt: str,
+    *,
+    model: str | None = None,
+    config: PathLike | Mapping[str, Any] | None = None,
+    src_fmt: str | None = None,
+    drop: bool = False,
+) -> plan.View:
+    """Settle formats, family and config, and plan the view."""
+    last = source.metadata[-1] if source.metadata else {}
+    auto = last.get("version") or source.release
+    tgt = parse_format(tgt_fmt)
+    cerebras = is_cerebras(source, src_fmt)
+    src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
+    values = _config(source, config, last if cerebras else {})
+    problems: list[CkptfsError] = []
+    for family in _families(model, values, last, cerebras):
+        try:
+            return plan.make_view(source, family, values, src, tgt, drop_unmatched=drop)
+        except (MappingError, ShapeError) as e:  # a headless or another variant may fit; a config would not change
+            problems.append(e)
+    raise problems[0]
+
+
+def _fallback(tgt: Format) -> str | None:
+    """HF <-> CS tensors are the same for all releases of a layout, so an unknown release is taken as the current."""
+    return "2.10" if tgt == HF else None
+
+
+def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    if config is not None:
+        return read_config(config)
+    found = last.get("params") or source.config
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{source.path}: the checkpoint holds no model config; give it with --config")
+    return found
+
+
+def read_config(path: PathLike) -> Mapping[str, Any]:
+    """A YAML or JSON config file, as plain data."""
+    import yaml
+
+    try:
+        with builtins.open(path, encoding="utf-8") as file:
+            text = file.read()
+        values = json.loads(text) if os.fspath(path).endswith(".json") else yaml.safe_load(text)
+    except OSError as e:
+        raise UsageError(f"{os.fspath(path)}: cannot read the config: {e.strerror}") from e
+    except (ValueError, yaml.YAMLError) as e:
+        first = str(e).splitlines()[0]
+        raise ConfigError(f"{os.fspath(path)}: the config is not valid YAML or JSON: {first}") from e
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{os.fspath(path)}: the config is not a mapping")
+    return values
+
+
+def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, Any], cerebras: bool) -> list[Family]:
+    """The families to try, likeliest first."""
+    if model:
+        return [registry.family(model)]
+    if cerebras:
+        name = last.get("model_name") or plan.model_section(config).get("name") or ""
+        found = [f for f in [registry.by_cs_name(str(name))] if f]
+    else:
+        name = config.get("model_type") or ""
+        found = registry.by_hf_type(str(name))
+    if not found:
+        raise UnknownFamily(str(name)) if name else UsageError("nothing tells the model family; name it with --model")
+    return found

@@ -78,11 +78,20 @@ class TileCache:
                 self.nbytes -= old.nbytes
 
 
+_shared = TileCache()
+
+
+def shared() -> TileCache:
+    """The cache of this process: one budget for everything that decodes or transposes."""
+    return _shared
+
+
 class _Scratch(threading.local):
     """Buffers of one thread, by slot; a slot grows to the largest request it has seen."""
 
     def __init__(self) -> None:
         self.slots: dict[str, _Array] = {}
+        self.free: list[_Array] = []
 
 
 _scratch = _Scratch()
@@ -98,3 +107,27 @@ def scratch(slot: str, nbytes: int) -> _Array:
     if buffer is None or buffer.nbytes < nbytes:
         buffer = _scratch.slots[slot] = np.empty(max(nbytes, 1 << 16), np.uint8)
     return buffer[:nbytes]
+
+
+class borrow:  # noqa: N801 - reads as a function: ``with borrow(n) as buffer``
+    """A uint8 array of *nbytes* for the length of a ``with`` block, from this thread's pool.
+
+    For evaluators that may call themselves (a reordered tensor over a joined one): each level gets its own buffer.
+    The pool keeps one buffer a nesting level, so it grows with the depth of an expression, not with the model.
+    """
+
+    __slots__ = ("_buffer", "_nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def __enter__(self) -> _Array:
+        free = _scratch.free
+        buffer = free.pop() if free else np.empty(max(self._nbytes, 1 << 16), np.uint8)
+        if buffer.nbytes < self._nbytes:
+            buffer = np.empty(self._nbytes, np.uint8)
+        self._buffer = buffer
+        return buffer[: self._nbytes]
+
+    def __exit__(self, *exc: object) -> None:
+        _scratch.free.append(self._buffer)

@@ -23,6 +23,7 @@
     ├─ ShapeError                     exit 1, EINVAL     a tensor has not the shape that a rule needs
     ├─ UsageError                     exit 2, EINVAL     the request itself makes no sense
     └─ MountError                     exit 4, EIO        FUSE or the machine does not play along
+       └─ MountRefused                exit 1, EBUSY      nothing to unmount there, or it is in use
 
 A message says what, where and what to try, on one line. Fields carry the same facts for programs.
 """
@@ -200,3 +201,10 @@ class MountError(CkptfsError):
     """FUSE or the machine does not play along."""
 
     exit_code = 4
+
+
+class MountRefused(MountError):
+    """An unmount that cannot be done as things stand: nothing of ours is mounted there, or it is in use."""
+
+    exit_code = 1
+    errno = errno.EBUSY

@@ -1,0 +1,91 @@
+"""What decoder families share, as values: the final norm's second copy, heads of headless models, rope scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptfs.formats.source import Tensor
+from ckptfs.mappings.config import Config, Fields, Lens
+from ckptfs.mappings.table import Context, Make, Rule, copy, making_cs, same
+from ckptfs.tensors.made import filled, seeded_normal
+
+HEAD_SEED = 0
+"""Seed of heads made for headless checkpoints; see docs/SEMANTICS.md."""
+
+
+def final_norm(hf: str) -> Rule:
+    """The decoder's last norm. Cerebras keeps a second copy as ``ln_f``; the first one is read."""
+    return making_cs(same(f"{hf}.{{p}}", "transformer_decoder.norm.{p}"), {"ln_f.{p}": copy})
+
+
+def made_head(context: Context, embedding: Tensor) -> Tensor:
+    """A head for a model without one: the embedding if tied, else N(0, 0.02) in float32."""
+    if context.hf.get("tie_word_embeddings", True):
+        return embedding
+    return seeded_normal(embedding.shape, 0.02, HEAD_SEED)
+
+
+def made_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
+    """float32 zeros, where the Cerebras model has a bias in its head."""
+    return filled("float32", embedding.shape[:1], 0.0) if context.cs.get("use_bias_in_output") else None
+
+
+MADE_HEAD: Mapping[str, Make] = {"lm_head.weight": made_head, "lm_head.bias": made_head_bias}
+
+
+def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
+    """``rope_scaling`` <-> ``pos_scaling_factor``, ``_type``, ``_extra_args``; no scaling is factor 1.0.
+
+    Llama-like models also read ``rope_type``, write it for llama3, and insist on ``pos_scaling_type``.
+    """
+
+    def to_cs(fields: Fields) -> Config:
+        scaling = fields["rope_scaling"]
+        if scaling is None:
+            return {"pos_scaling_factor": 1.0}
+        kind = (
+            scaling.get("type", scaling.get("rope_type") if llama_like else None) if isinstance(scaling, dict) else None
+        )
+        if not isinstance(kind, str) or kind.lower() not in types or "factor" not in scaling:
+            fields.refuse("rope_scaling", f"it must be null or have a factor and a type of {', '.join(types)}")
+        rest = {k: v for k, v in scaling.items() if k not in ("type", "rope_type", "factor")}
+        if kind.lower() == "yarn":
+            rest = {k: v for k, v in rest.items() if k == "original_max_position_embeddings"}
+        extra = {"pos_scaling_extra_args": rest} if kind.lower() != "linear" else {}
+        return {"pos_scaling_factor": scaling["factor"], "pos_scaling_type": kind.lower(), **extra}
+
+    def to_hf(fields: Fields) -> Config:
+        factor = fields.get("pos_scaling_factor", 1.0)
+        if factor == 1.0:
+            return {"rope_scaling": None}
+        if llama_like:
+            fields.need("pos_scaling_type", "pos_scaling_factor is not 1.0")
+        kind = str(fields.get("pos_scaling_type", "linear")).lower()
+        if kind not in types:
+            fields.refuse("pos_scaling_type", f"only {', '.join(types)} can be converted")
+        name = "rope_type" if llama_like and kind == "llama3" else "type"
+        return {"rope_scaling": {name: kind, "factor": factor, **(fields.get("pos_scaling_extra_args") or {})}}
+
+    return Lens(("rope_scaling",), ("pos_scaling_factor", "pos_scaling_type", "pos_scaling_extra_args"), to_cs, to_hf)
+
+
+def rope_parameters(fields: Fields) -> Config:
+    """transformers 5 writes ``rope_parameters``; the same facts under the names of transformers 4."""
+    scaling = fields.get("rope_scaling")
+    parameters = fields.get("rope_parameters")
+    given: dict[str, Any] = {}
+    if scaling is None and isinstance(parameters, Mapping):
+        scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
+        given = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
+    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) in (None, "default"):
+        scaling = None
+    return {**given, "rope_scaling": scaling}
+
+
+def kv_heads(cs: Mapping[str, Any]) -> int | None:
+    """Key/value heads by a Cerebras config: the groups of multi-query attention, else as many as heads."""
+    if cs.get("attention_module", "aiayn_attention") == "multiquery_attention":
+        groups = (cs.get("extra_attention_params") or {}).get("num_kv_groups")
+        return int(groups) if groups is not None else None
+    return int(cs["num_heads"]) if "num_heads" in cs else None

@@ -1,0 +1,42 @@
+"""What a model family is: data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptfs.mappings.config import ConfigTable
+from ckptfs.mappings.formats import CURRENT, Release
+from ckptfs.mappings.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model name. *dims* gives the numbers that ops need, from a filled Cerebras ``model`` section."""
+
+    name: str
+    table: Table
+    config: ConfigTable
+    dims: Callable[[str, Mapping[str, Any]], dict[str, int]]
+    cs_name: str
+    """``model.name`` in Cerebras configs from release 2.4 on."""
+    hf_type: str
+    """``model_type`` in ``config.json``."""
+    architecture: str
+    """The transformers class that loads the result."""
+    since: Release = (2, 1)
+    until: Release = CURRENT
+    mup: Literal["fold", "refuse", "own"] = "refuse"
+    """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself."""
+    cs_prefix: bool = True
+    """Whether Cerebras keys may carry a leading ``model.``."""
+    notes: str = ""
+
+    def covers(self, release: Release) -> bool:
+        """Whether this layout is the one of that Cerebras release."""
+        return self.since <= release <= self.until
+
+    def known(self) -> str:
+        """The formats that are connected, for messages."""
+        return "hf <-> cs-{}.{} … cs-{}.{}".format(*self.since, *self.until)

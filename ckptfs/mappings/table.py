@@ -1,0 +1,222 @@
+"""Tensor tables: which Hugging Face keys are which Cerebras keys, written once for both directions.
+
+A `Rule` ties key templates of the two sides together, with the ops between them. A `Table` is a set of rules and
+has no order: two rules that could claim the same key are an error when the table is made. Builders below are all
+that family files use.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from ckptfs.formats.source import Tensor
+from ckptfs.mappings.ops import Dims, Op
+from ckptfs.mappings.template import Template, blank
+
+Side: TypeAlias = Literal["hf", "cs"]
+SIDES: tuple[Side, Side] = ("hf", "cs")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a table may know about the model: numbers, and the two configs (``model`` section of the Cerebras one)."""
+
+    model: str
+    dims: Dims
+    hf: Mapping[str, Any]
+    cs: Mapping[str, Any]
+
+
+Make: TypeAlias = Callable[[Context, Tensor], Tensor | None]
+"""Makes a tensor that only one side has, from the rule's first tensor on that side; None: not in this model."""
+When: TypeAlias = Callable[[Context], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A key that only one side has. *last*: it stands at the end of the result, not behind its rule's keys."""
+
+    template: Template
+    make: Make
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors under the *hf* templates are, after *ops*, those under the *cs* templates.
+
+    A side without templates is dropped on the way there and never written. ``hf_makes``/``cs_makes`` are keys that
+    exist on that side only: written next to the rule's own when going there, dropped when met coming from there.
+    ``hf_also``/``cs_also`` are other names accepted when reading. *over* names a field that runs over the tensors of
+    one group (experts). *when* limits the rule to some configs.
+    """
+
+    hf: tuple[Template, ...]
+    cs: tuple[Template, ...]
+    ops: tuple[Op, ...] = ()
+    over: str | None = None
+    hf_also: tuple[Template, ...] = ()
+    cs_also: tuple[Template, ...] = ()
+    hf_makes: tuple[Extra, ...] = ()
+    cs_makes: tuple[Extra, ...] = ()
+    when: When | None = None
+
+    def side(self, side: Side) -> tuple[Template, ...]:
+        return self.hf if side == "hf" else self.cs
+
+    def also(self, side: Side) -> tuple[Template, ...]:
+        return self.hf_also if side == "hf" else self.cs_also
+
+    def makes(self, side: Side) -> tuple[Extra, ...]:
+        return self.hf_makes if side == "hf" else self.cs_makes
+
+    def steps(self, to: Side) -> tuple[Op, ...]:
+        """The ops that lead to that side."""
+        return self.ops if to == "cs" else tuple(op.inverse() for op in reversed(self.ops))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A rule's interest in a key: template number *index* of its side, None for a key that is dropped."""
+
+    rule: Rule
+    template: Template
+    index: int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A family's rules. Raises ValueError when two rules without `when` claim one key, or fields do not agree."""
+
+    rules: tuple[Rule, ...]
+    _claims: dict[Side, dict[str, list[Claim]]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        claims: dict[Side, dict[str, list[Claim]]] = {"hf": {}, "cs": {}}
+        for rule in self.rules:
+            _check_fields(rule)
+            for side in SIDES:
+                for claim in _claims_of(rule, side):
+                    for text in claim.template.blanks():
+                        claims[side].setdefault(text, []).append(claim)
+        object.__setattr__(self, "_claims", claims)
+        for side in SIDES:
+            for same in claims[side].values():
+                _check_unique(side, same)
+
+    def claim(self, side: Side, key: str, context: Context) -> tuple[Claim, dict[str, int | str]] | None:
+        """The rule that wants *key*, with the key's fields; None when there is none."""
+        for claim in self._claims[side].get(blank(key), ()):
+            if claim.rule.when is None or claim.rule.when(context):
+                fields = claim.template.match(key)
+                if fields is not None:
+                    return claim, fields
+        return None
+
+    def nearest(self, side: Side, key: str) -> str:
+        """The template of that side that looks most like *key*, or an empty string."""
+        texts = [t.text for r in self.rules for t in (*r.side(side), *(e.template for e in r.makes(side)))]
+        found = difflib.get_close_matches(key, texts, n=1, cutoff=0.4)
+        return found[0] if found else ""
+
+
+def _claims_of(rule: Rule, side: Side) -> Iterable[Claim]:
+    for index, template in enumerate(rule.side(side)):
+        yield Claim(rule, template, index)
+    for index, template in enumerate(rule.also(side)):
+        yield Claim(rule, template, index)
+    for extra in rule.makes(side):
+        yield Claim(rule, extra.template, None)
+
+
+def _check_fields(rule: Rule) -> None:
+    free = {rule.over} if rule.over else set()
+    fields = {t.fields - free for t in (*rule.hf, *rule.cs)}
+    if len(fields) > 1:
+        raise ValueError(f"templates of one rule differ in their fields: {rule.hf} {rule.cs}")
+
+
+def _check_unique(side: Side, claims: list[Claim]) -> None:
+    """Two templates with the same blanked form collide unless a literal number tells them apart."""
+    for i, one in enumerate(claims):
+        for two in claims[i + 1 :]:
+            if one.rule.when or two.rule.when:
+                continue
+            example = dict.fromkeys(one.template.fields | two.template.fields, 0) | {"p": "weight"}
+            if two.template.match(one.template.format(example)) is not None and one.rule is not two.rule:
+                raise ValueError(f"two rules claim the same {side} key: {one.template.text} and {two.template.text}")
+
+
+# ---------------------------------------------------------------------------------------------------- builders
+
+
+def same(hf: str, cs: str, *ops: Op, hf_also: Iterable[str] = (), cs_also: Iterable[str] = ()) -> Rule:
+    """One tensor on each side."""
+    return Rule((Template(hf),), (Template(cs),), ops, hf_also=_all(hf_also), cs_also=_all(cs_also))
+
+
+def split(hf: str, cs: Iterable[str], *ops: Op) -> Rule:
+    """One packed Hugging Face tensor, several Cerebras tensors; *ops* lead from one to several (`Cut`, `Each`)."""
+    return Rule((Template(hf),), _all(cs), ops)
+
+
+def stack(hf: str, cs: str, *ops: Op, over: str) -> Rule:
+    """Many Hugging Face tensors, numbered by the field *over* from 0 without gaps; one Cerebras tensor."""
+    return Rule((Template(hf),), (Template(cs),), ops, over=over)
+
+
+def hf_only(*keys: str) -> list[Rule]:
+    """Hugging Face keys that are dropped on the way to Cerebras, and never written."""
+    return [Rule((Template(key),), ()) for key in keys]
+
+
+def cs_only(*keys: str) -> list[Rule]:
+    """Cerebras keys that are dropped on the way to Hugging Face, and never written."""
+    return [Rule((), (Template(key),)) for key in keys]
+
+
+def making_cs(rule: Rule, makes: Mapping[str, Make], *, last: bool = False) -> Rule:
+    """*rule*, which besides its own keys writes these on the Cerebras side (and drops them when they are met there)."""
+    return replace(rule, cs_makes=rule.cs_makes + _makes(makes, last))
+
+
+def making_hf(rule: Rule, makes: Mapping[str, Make], *, last: bool = False) -> Rule:
+    """*rule*, which besides its own keys writes these on the Hugging Face side (and drops them there)."""
+    return replace(rule, hf_makes=rule.hf_makes + _makes(makes, last))
+
+
+def only_when(when: When, *rules: Rule) -> list[Rule]:
+    """*rules*, for models whose context fulfils *when*."""
+    return [replace(rule, when=when) for rule in rules]
+
+
+def under(hf: str, cs: str, rules: Iterable[Rule]) -> list[Rule]:
+    """*rules* with these prefixes in front of every key."""
+    return [
+        replace(
+            rule,
+            hf=tuple(t.prefixed(hf) for t in rule.hf),
+            cs=tuple(t.prefixed(cs) for t in rule.cs),
+            hf_also=tuple(t.prefixed(hf) for t in rule.hf_also),
+            cs_also=tuple(t.prefixed(cs) for t in rule.cs_also),
+            hf_makes=tuple(replace(e, template=e.template.prefixed(hf)) for e in rule.hf_makes),
+            cs_makes=tuple(replace(e, template=e.template.prefixed(cs)) for e in rule.cs_makes),
+        )
+        for rule in rules
+    ]
+
+
+def copy(context: Context, tensor: Tensor) -> Tensor:
+    """A `Make` that gives the same tensor again under a second name."""
+    return tensor
+
+
+def _all(texts: Iterable[str]) -> tuple[Template, ...]:
+    return tuple(Template(text) for text in texts)
+
+
+def _makes(makes: Mapping[str, Make], last: bool) -> tuple[Extra, ...]:
+    return tuple(Extra(Template(text), make, last) for text, make in makes.items())

@@ -1,0 +1,81 @@
+"""Key templates: full keys with named fields, that match and format.
+
+``layers.{i}.attn.{p}`` has a layer number and a parameter name. Fields: ``{p}`` is ``weight`` or ``bias``; every
+other name is a decimal number; ``{2*i}`` is twice the number i. Matching is anchored at both ends, and a dot is a dot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+Fields: TypeAlias = Mapping[str, int | str]
+
+PARAMS = ("weight", "bias")
+_FIELD = re.compile(r"\{(?:(\d+)\*)?(\w+)\}")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class Template:
+    """One side of a rule, such as ``transformer_decoder.layers.{i}.norm1.{p}``."""
+
+    text: str
+    fields: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", frozenset(m[2] for m in _FIELD.finditer(self.text)))
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        parts = _FIELD.split(self.text)  # literal, factor, name, literal, factor, name, …, literal
+        regex = re.escape(parts[0])
+        for name, literal in zip(parts[2::3], parts[3::3], strict=True):
+            regex += f"(?P<{name}>{'|'.join(PARAMS) if name == 'p' else '[0-9]+'})" + re.escape(literal)
+        return re.compile(regex)
+
+    @cached_property
+    def _factors(self) -> dict[str, int]:
+        return {m[2]: int(m[1]) for m in _FIELD.finditer(self.text) if m[1]}
+
+    def match(self, key: str) -> dict[str, int | str] | None:
+        """The fields of *key*, or None when it does not match."""
+        found = self._regex.fullmatch(key)
+        if found is None:
+            return None
+        fields: dict[str, int | str] = {}
+        for name, text in found.groupdict().items():
+            if name == "p":
+                fields[name] = text
+                continue
+            number, rest = divmod(int(text), self._factors.get(name, 1))
+            if rest or str(int(text)) != text:
+                return None
+            fields[name] = number
+        return fields
+
+    def format(self, fields: Fields) -> str:
+        """The key with these *fields*."""
+
+        def value(m: re.Match[str]) -> str:
+            found = fields[m[2]]
+            return str(int(m[1]) * int(found)) if m[1] else str(found)
+
+        return _FIELD.sub(value, self.text)
+
+    def prefixed(self, prefix: str) -> Template:
+        """This template behind *prefix*."""
+        return Template(prefix + self.text)
+
+    def blanks(self) -> list[str]:
+        """The forms of this template under `blank`, for lookups by dict."""
+        texts = [self.text.replace("{p}", p) for p in PARAMS] if "p" in self.fields else [self.text]
+        return [blank(_FIELD.sub("0", text)) for text in texts]
+
+
+def blank(key: str) -> str:
+    """*key* with every component that is a number replaced by ``#``."""
+    return _NUMBER.sub("#", key)

@@ -1,0 +1,85 @@
+"""Tensors whose data come from a formula instead of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.dtypes import DType, dtype
+from ckptfs.formats.source import Shape, Tensor, Words, n_cols
+
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """A tensor of *shape* whose elements [start, stop), in C order, are ``fill(start, stop)``.
+
+    *fill* returns a 1-d array of the dtype's numpy type, and gives an element the same value however it is asked.
+    """
+
+    dtype: DType
+    shape: Shape
+    fill: Callable[[int, int], npt.NDArray[Any]]
+
+    @property
+    def grain(self) -> tuple[int, int]:
+        return (1, 1)
+
+    def read_block(self, row: int, col: int, out: Words) -> None:
+        cols = n_cols(self.shape)
+        high = max(1, _PIECE // cols) if out.shape[1] == cols else 1
+        for top in range(0, out.shape[0], high):
+            part = out[top : top + high]
+            start = (row + top) * cols + col
+            for left in range(0, part.shape[1], _PIECE):
+                n = part.shape[0] * min(_PIECE, part.shape[1] - left)
+                values = np.ascontiguousarray(self.fill(start + left, start + left + n), self.dtype.numpy)
+                part[:, left : left + _PIECE] = values.view(self.dtype.word).reshape(part.shape[0], -1)
+
+
+def filled(name: str, shape: Shape, value: float) -> Tensor:
+    """A tensor of dtype *name* with *value* everywhere."""
+    kind = dtype(name)
+    return Made(kind, shape, lambda start, stop: np.full(stop - start, value, kind.numpy))
+
+
+def constant(name: str, values: npt.ArrayLike) -> Tensor:
+    """A small tensor with these *values*."""
+    kind = dtype(name)
+    array = np.asarray(values).astype(kind.numpy)
+    flat = array.reshape(-1)
+    return Made(kind, array.shape, lambda start, stop: flat[start:stop])
+
+
+def causal_mask(size: int) -> Tensor:
+    """uint8 ones on and below the diagonal, shape (1, 1, size, size): the ``attn.bias`` buffer of GPT-2 models."""
+
+    def fill(start: int, stop: int) -> npt.NDArray[Any]:
+        rows, cols = np.divmod(np.arange(start, stop), size)
+        return (cols <= rows).astype(np.uint8)
+
+    return Made(dtype("uint8"), (1, 1, size, size), fill)
+
+
+def seeded_normal(shape: Shape, std: float, seed: int) -> Tensor:
+    """float32 samples of N(0, std), the same at every read: a head for a checkpoint that has none.
+
+    Element i comes from a Philox stream keyed by *seed*, drawn in tiles of 65,536 elements: tile t is
+    ``numpy.random.Generator(Philox(key=seed, counter=[0, t, 0, 0])).standard_normal(65536, float32) * std``.
+    """
+
+    def tile(t: int) -> npt.NDArray[np.float32]:
+        stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, t, 0, 0]))
+        return stream.standard_normal(_PIECE, np.float32) * np.float32(std)
+
+    def fill(start: int, stop: int) -> npt.NDArray[Any]:
+        first = start // _PIECE
+        tiles = [tile(t) for t in range(first, -(-stop // _PIECE))]
+        return np.concatenate(tiles)[start - first * _PIECE : stop - first * _PIECE]
+
+    return Made(dtype("float32"), shape, fill)
