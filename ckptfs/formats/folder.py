@@ -1,0 +1,150 @@
+"""Hugging Face folders: ``config.json`` beside one file of weights, or beside shards and their index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from ckptfs.errors import CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
+from ckptfs.formats.raw import config_beside, open_file, read_exactly, read_json
+from ckptfs.formats.safetensors import is_safetensors, open_safetensors
+from ckptfs.formats.source import Item, Source
+from ckptfs.formats.torchlegacy import is_torch_legacy, open_torch_legacy
+from ckptfs.formats.torchzip import is_zip, open_torch
+
+MAX_INDEX = 256 << 20
+"""Bytes of an index; 100,000 keys take about 10 MB."""
+NAMES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""Where weights are looked for, in this order; an index of any other name comes before its kind's single file."""
+
+
+def open_folder(path: str | os.PathLike[str]) -> Source:
+    """Open a Hugging Face folder; `SourceError` when it holds no weights.
+
+    Items are in the order of the index's ``weight_map``, or of the single file.
+    """
+    folder = os.fspath(path)
+    name = _weights_in(folder)
+    whole = os.path.join(folder, name)
+    if name.endswith(".json"):
+        return replace(open_index(whole), path=folder)
+    source = open_weights(whole)
+    if source is None:
+        raise SourceError(whole, "is neither a safetensors file nor a torch checkpoint")
+    return with_config(source, folder, whole)
+
+
+def open_index(path: str | os.PathLike[str]) -> Source:
+    """Open the shards that a ``*.index.json`` names, each once; items in the order of its ``weight_map``.
+
+    Raises `Unsafe` for a shard outside the index's folder, `MissingShard` for one that is not there and
+    `CorruptHeader` for a key that its shard lacks. Keys that the index does not name are left out, with a warning.
+    """
+    index = os.fspath(path)
+    content = read_json(index, MAX_INDEX, "the index")
+    if "weight_map" not in content:
+        raise UnknownFormat(index, "is JSON without a weight_map, so no index; open the model's folder instead")
+    weight_map = content["weight_map"]
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CorruptHeader(index, "has no weight_map from keys to file names")
+    with ExitStack() as undo:
+        shards: dict[str, Source] = {}
+        for name in dict.fromkeys(weight_map.values()):
+            shards[name] = _open_shard(index, name)
+            undo.callback(shards[name].close)
+        source = _joined(index, weight_map, shards)
+        source = with_config(source, index, index)
+        undo.pop_all()
+    return source
+
+
+def open_weights(path: str | os.PathLike[str]) -> Source | None:
+    """Open a safetensors file or a torch checkpoint, told apart by content; None when it is neither."""
+    reader = _reader(os.fspath(path))
+    return reader(path) if reader else None
+
+
+def _reader(path: str) -> Callable[[str | os.PathLike[str]], Source] | None:
+    file = open_file(path)
+    try:
+        head = read_exactly(file, 0, min(16, file.size), "the file's first bytes")
+    finally:
+        os.close(file.fd)
+    if is_zip(head):
+        return open_torch
+    if is_torch_legacy(head):
+        return open_torch_legacy
+    return open_safetensors if is_safetensors(head, file.size) else None
+
+
+def _weights_in(folder: str) -> str:
+    """The name of the file to open: the first of `NAMES`, else the only index, else the only file of weights."""
+    try:
+        present = sorted(os.listdir(folder))
+    except OSError as error:
+        raise SourceError(folder, f"cannot be listed: {error.strerror}") from error
+    for name in NAMES:
+        if name in present:
+            return name
+    for suffixes in ((".safetensors.index.json", ".bin.index.json"), (".safetensors",)):
+        found = [name for name in present if name.endswith(suffixes) and not name.startswith(".")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise SourceError(folder, f"holds {', '.join(found[:8])}; name the one to open")
+    raise SourceError(folder, f"holds no weights: none of {', '.join(NAMES)}")
+
+
+def _open_shard(index: str, name: str) -> Source:
+    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise Unsafe(index, f"names the shard {name[:200]!r}; shards must lie in the index's own folder")
+    path = os.path.join(os.path.dirname(index), name)
+    if not os.path.exists(path):
+        raise MissingShard(index, f"the shard {name} is not there; download or copy it beside the index")
+    source = open_weights(path)
+    if source is None:
+        raise SourceError(path, "is neither a safetensors file nor a torch checkpoint")
+    return source
+
+
+def _joined(index: str, weight_map: dict[str, str], shards: dict[str, Source]) -> Source:
+    items: dict[str, Item] = {}
+    first: dict[int, str] = {}
+    for key, name in weight_map.items():
+        item = shards[name].items.get(key)
+        if item is None:
+            raise CorruptHeader(index, f"{key[:200]} should be in {name}, which does not have it")
+        if item.tensor is not None:  # the index may name a tied tensor's keys in another order than the shard
+            holder = first.setdefault(id(item.tensor), key)
+            item = replace(item, tied_to=None if holder == key else holder)
+        items[key] = item
+    sources = list(shards.values())
+    extra = sum(len(source.items) for source in sources) - len(items)
+    formats = sorted({source.format for source in sources})
+    return Source(
+        index,
+        "+".join(formats) or "safetensors",
+        sources[0].format_version if sources else None,
+        None,
+        items,
+        mtime_ns=max((source.mtime_ns for source in sources), default=0),
+        nbytes=sum(source.nbytes for source in sources),
+        fds=[fd for source in sources for fd in source.fds],
+        warnings=[f"{extra} keys of the shards are not in the index and left out"] if extra else [],
+    )
+
+
+def with_config(source: Source, path: str, beside: str) -> Source:
+    """*source* with the config beside it, under the name that the user gave; closed when the config is broken."""
+    with ExitStack() as undo:
+        undo.callback(source.close)
+        config = config_beside(beside)
+        undo.pop_all()
+    return replace(source, path=path, config=config)

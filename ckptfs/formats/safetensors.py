@@ -1,0 +1,101 @@
+"""safetensors files.
+
+==========================  =====================================================================
+bytes                       content
+==========================  =====================================================================
+0-8                         header's length n, unsigned, little-endian
+8-(8 + n)                   JSON object, may end in spaces: name -> {dtype, shape, data_offsets}
+(8 + n)-end of the file     the tensors' data; ``data_offsets`` [start, stop) count from here
+==========================  =====================================================================
+
+The data is wholly covered: no tensor overlaps another, nothing lies between two. ``__metadata__`` (a map of
+strings, mostly ``{"format": "pt"}``) says nothing about tensors and is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from ckptfs.dtypes import BY_SAFETENSORS, DType
+from ckptfs.errors import CorruptHeader
+from ckptfs.formats.raw import FileTensor, OpenFile, checked_shape, json_object, open_file, read_exactly
+from ckptfs.formats.source import Item, Source, n_elements
+
+MAX_HEADER = 100_000_000
+"""The reference implementation's limit (bytes)."""
+
+
+def is_safetensors(head: bytes, size: int) -> bool:
+    """Whether a file of *size* bytes that starts with *head* (9 bytes or more) is a safetensors file."""
+    return head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= min(MAX_HEADER, size - 8)
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> Source:
+    """Open a safetensors file; items in the order of its header.
+
+    Raises `CorruptHeader` naming the tensor, after checking in this order: length, JSON, names, then per tensor
+    its fields, dtype, shape and size, then that the tensors cover the data.
+    """
+    file = open_file(path)
+    with ExitStack() as undo:
+        undo.callback(os.close, file.fd)
+        start, header = _read_header(file)
+        header.pop("__metadata__", None)
+        spans: list[tuple[int, int, str]] = []
+        items: dict[str, Item] = {}
+        for key, entry in header.items():
+            dtype, shape, first, last = _entry(file, key, entry)
+            spans.append((first, last, key))
+            tensor = FileTensor(dtype, shape, file.fd, start + first, None, file.path, key)
+            items[key] = Item(key, "tensor", tensor)
+        _check_cover(file, spans, file.size - start)
+        undo.pop_all()
+    return Source(file.path, "safetensors", None, None, items, mtime_ns=file.mtime_ns, nbytes=file.size, fds=[file.fd])
+
+
+def _read_header(file: OpenFile) -> tuple[int, dict[str, Any]]:
+    """Where the data starts, and the header as it stands."""
+    n = int.from_bytes(read_exactly(file, 0, 8, "the header's length"), "little")
+    if not 2 <= n <= MAX_HEADER:
+        raise CorruptHeader(file.path, f"the header's length is {n}; it must be 2 to {MAX_HEADER} bytes")
+    return 8 + n, json_object(read_exactly(file, 8, n, "the header"), file.path, "the header")
+
+
+def _entry(file: OpenFile, key: str, entry: object) -> tuple[DType, tuple[int, ...], int, int]:
+    """(dtype, shape, start, stop) of one tensor; offsets count from the start of the data."""
+    if not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key):
+        raise CorruptHeader(file.path, f"{key!a}: its name is no Unicode text")
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CorruptHeader(file.path, f"{key}: its entry must have dtype, shape and data_offsets, nothing else")
+    dtype = BY_SAFETENSORS.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise CorruptHeader(file.path, f"{key}: dtype {entry['dtype']!r:.100} is not known")
+    try:
+        shape = checked_shape(entry["shape"], dtype.itemsize)
+    except ValueError as error:
+        raise CorruptHeader(file.path, f"{key}: {error}") from error
+    offsets = entry["data_offsets"]
+    if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int] or not 0 <= offsets[0] <= offsets[1]:
+        raise CorruptHeader(file.path, f"{key}: its data_offsets are no [start, stop]")
+    start, stop = offsets
+    nbytes = n_elements(shape) * dtype.itemsize
+    if stop - start != nbytes:
+        what = f"its data_offsets hold {stop - start} bytes, but {entry['dtype']} {list(shape)} needs {nbytes}"
+        raise CorruptHeader(file.path, f"{key}: {what}")
+    return dtype, shape, start, stop
+
+
+def _check_cover(file: OpenFile, spans: list[tuple[int, int, str]], size: int) -> None:
+    """The tensors must cover ``[0, size)`` without overlaps or holes."""
+    end = 0
+    for start, stop, key in sorted(spans):
+        if start != end:
+            fault = "overlaps the tensor before it" if start < end else "leaves a hole before it"
+            raise CorruptHeader(file.path, f"{key}: its data starts at {start} and {fault} (which ends at {end})")
+        if stop > size:
+            raise CorruptHeader(file.path, f"{key}: its data ends at {stop}, past the file's end ({size})")
+        end = stop
+    if end != size:
+        raise CorruptHeader(file.path, f"the tensors end at {end}, but the file has {size} bytes of data")
