@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from functools import lru_cache
 
 import numpy as np
 
-from ckptfs.formats.source import Tensor
+from ckptfs.formats.source import Shape, Tensor
 from ckptfs.layouts.extent import File, file_of
 
 
@@ -16,8 +17,13 @@ def npy_file(tensor: Tensor) -> File:
     bfloat16 is the opaque ``<V2``, as for an ml_dtypes array: ``numpy.load(f).view(ml_dtypes.bfloat16)``. Both
     float8 types are ``|V1`` likewise (numpy.save calls float8_e5m2 ``<f1``, which numpy.load refuses).
     """
+    return file_of([_header(tensor.dtype.npy, tensor.shape), tensor])
+
+
+@lru_cache(maxsize=4096)
+def _header(descr: str, shape: Shape) -> bytes:
+    """Kept, because a model has many tensors of few shapes and numpy takes 15 us for each."""
     header = io.BytesIO()
-    facts = {"descr": tensor.dtype.npy, "fortran_order": False, "shape": tensor.shape}
     # Version 1.0 holds 64 KiB of header, far more than HDF5's 32 or torch's 64 axes can spell.
-    np.lib.format.write_array_header_1_0(header, facts)
-    return file_of([header.getvalue(), tensor])
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    return header.getvalue()

@@ -15,6 +15,23 @@ DEFAULT_SHARD_BYTES = 10 * 10**9
 """Tensor bytes of one weight file, as in the Cerebras converter."""
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+TOKENS_OF: dict[str, tuple[int | None, ...]] = {
+    "bloom": (1, 2),
+    "codegen": (50256, 50256),
+    "falcon": (11, 11),
+    "gemma2": (2, 1, 0),
+    "gpt2": (50256, 50256),
+    "gpt_bigcode": (50256, 50256),
+    "gpt_neox": (0, 2),
+    "gptj": (50256, 50256),
+    "llama": (1, 2),
+    "mistral": (1, 2),
+    "mixtral": (1, 2),
+    "t5": (None, 1, 0),
+}
+"""Model type to the first, last and padding token that transformers assumes where a config does not name them.
+
+Needed because transformers 4 no longer derives them once there is a ``generation_config.json``."""
 _GENERATION_DEFAULTS: dict[str, object] = {
     "max_length": 20,
     "min_length": 0,
@@ -83,7 +100,9 @@ def generation_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     names = config.get("architectures") or ()
     if names and not any(str(name).endswith(_GENERATES) for name in names):
         return None
-    tokens = {name: config[name] for name in _TOKENS if config.get(name) is not None}
+    assumed = dict(zip(_TOKENS, TOKENS_OF.get(str(config.get("model_type")), ()), strict=False))
+    tokens = {name: config.get(name, assumed.get(name)) for name in _TOKENS}
+    tokens = {name: token for name, token in tokens.items() if token is not None}
     others = {
         k: config[k] for k, default in _GENERATION_DEFAULTS.items() if config.get(k, default) not in (default, None)
     }

@@ -19,7 +19,6 @@ from ckptfs.errors import UsageError
 from ckptfs.formats.source import Item, Tensor
 from ckptfs.layouts.text import text_file
 from ckptfs.tree.facts import facts
-from ckptfs.tree.hf import generation_config
 from ckptfs.tree.names import MAX_LEVELS
 from ckptfs.tree.node import Folder, Leaf, Tree
 from ckptfs.tree.views import build_tree
@@ -212,18 +211,3 @@ def test_keys_of_thousands_of_levels() -> None:
     leaves = [(path, entry) for path, entry in tree.walk() if path.startswith("/tensors/") and isinstance(entry, Leaf)]
     assert {entry.xattrs["user.key"].decode() for _, entry in leaves} == set(keys)
     assert all(path.count("/") == MAX_LEVELS + 1 for path, _ in leaves)
-
-
-@pytest.mark.parametrize(
-    ("config", "want"),
-    [
-        ({"architectures": ["BertForMaskedLM"], "pad_token_id": 0}, None),
-        ({"architectures": None, "bos_token_id": 0, "top_k": 50}, {"bos_token_id": 0}),
-        (
-            {"architectures": ["T5ForConditionalGeneration"], "top_k": 5, "max_length": 20, "eos_token_id": [1, 2]},
-            {"top_k": 5, "eos_token_id": [1, 2]},
-        ),
-    ],
-)
-def test_generation_config(config: dict[str, Any], want: dict[str, Any] | None) -> None:
-    assert generation_config(config) == (None if want is None else {"_from_model_config": True, **want})
