@@ -75,7 +75,8 @@ def seeded_normal(shape: Shape, std: float, seed: int) -> Tensor:
 
     def tile(t: int) -> npt.NDArray[np.float32]:
         stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, t, 0, 0]))
-        return stream.standard_normal(_PIECE, np.float32) * np.float32(std)
+        samples: npt.NDArray[np.float32] = stream.standard_normal(_PIECE, np.float32)
+        return samples * np.float32(std)
 
     def fill(start: int, stop: int) -> npt.NDArray[Any]:
         first = start // _PIECE
