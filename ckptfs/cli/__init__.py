@@ -1,0 +1,115 @@
+"""The command line. One module per command, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from ckptfs import __version__
+from ckptfs.errors import CkptfsError
+
+COMMANDS = {
+    "mount": "ckptfs.cli.mount",
+    "umount": "ckptfs.cli.umount",
+    "info": "ckptfs.cli.info",
+    "ls": "ckptfs.cli.ls",
+    "cat": "ckptfs.cli.cat",
+    "list": "ckptfs.cli.models",
+    "doctor": "ckptfs.cli.doctor",
+}
+"""Command to the module that has it as ``command``, in the order of the help page."""
+
+_INTERRUPTED, _NOBODY_READS = 130, 141
+"""Exit codes of a shell command that SIGINT or SIGPIPE ended."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the whole command line shares (click's ``obj``)."""
+
+    debug: bool = False
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are needed. Each knows ``--debug``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = importlib.import_module(module).command
+        if not any(p.name == "debug" for p in command.params):
+            command.params.append(_debug_option())
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:  # 'ckptfs cat … | head': the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(_NOBODY_READS) from None
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(_INTERRUPTED) from None
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """The command ``ckptfs``: run it and exit with its code."""
+    sys.exit(run(args))
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code. An error is one line on stderr, with a traceback under ``--debug``."""
+    settings = Settings()
+    try:
+        code = cli.main(args, prog_name="ckptfs", standalone_mode=False, obj=settings)
+    except CkptfsError as exc:
+        return _fail(settings, str(exc), exc.exit_code)
+    except click.ClickException as exc:
+        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "ckptfs"
+        return _fail(settings, f"{exc.format_message().rstrip('.')}; see {where} --help", 2)
+    except click.Abort:
+        return _INTERRUPTED
+    except OSError as exc:
+        named = f"{os.fsdecode(exc.filename)}: " if exc.filename is not None else ""
+        return _fail(settings, f"{named}{exc.strerror or exc}", CkptfsError.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(settings: Settings, message: str, code: int) -> int:
+    if settings.debug:
+        traceback.print_exc()
+    print(f"ckptfs: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _debug_option() -> click.Option:
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.ensure_object(Settings).debug = True
+
+    return click.Option(
+        ["--debug"], is_flag=True, expose_value=False, is_eager=True, callback=remember, help="Show tracebacks."
+    )
+
+
+@click.group(
+    cls=Commands,
+    params=[_debug_option()],
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+@click.version_option(__version__, message="ckptfs %(version)s")
+def cli() -> None:
+    """Mount large-model checkpoints as folders: Cerebras .mdl files seen as Hugging Face models, without converting."""

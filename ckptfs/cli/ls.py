@@ -1,0 +1,79 @@
+"""``ckptfs ls``"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptfs.cli.options import json_option, reading_options, source_argument
+from ckptfs.cli.output import print_columns, print_json, shape_text, size_text
+
+if TYPE_CHECKING:
+    from ckptfs.formats.source import Item
+
+
+@click.command("ls")
+@source_argument
+@click.argument("pattern", required=False)
+@click.option("-l", "long", is_flag=True, help="Also kinds, exact sizes, values and reasons.")
+@json_option
+@reading_options
+def command(source: str, pattern: str | None, long: bool, as_json: bool, follow_links: bool) -> None:
+    """List the keys of SOURCE, or those that match PATTERN (with *, ? and [a-z])."""
+    from ckptfs.cli.opening import opened
+    from ckptfs.errors import MissingKey
+
+    with opened(source, follow_links=follow_links) as src:
+        items = [i for i in src.items.values() if pattern is None or fnmatchcase(i.key, pattern)]
+        if pattern is not None and not items:
+            raise MissingKey(src.path, pattern)
+        if as_json:
+            print_json([_fields(item) for item in items])
+        elif long:
+            print_columns(map(_long, items), right=(3,))
+        else:
+            print_columns(map(_short, items), right=(2,))
+
+
+def _fields(item: Item) -> dict[str, Any]:
+    from ckptfs.formats.source import nbytes
+
+    tensor = item.tensor
+    return {
+        "key": item.key,
+        "kind": item.kind,
+        "dtype": tensor.dtype.name if tensor is not None else None,
+        "shape": list(tensor.shape) if tensor is not None else None,
+        "nbytes": nbytes(tensor) if tensor is not None else None,
+    }
+
+
+def _short(item: Item) -> tuple[str, ...]:
+    fields = _fields(item)
+    if item.tensor is None:
+        return item.kind, "", "", item.key
+    return fields["dtype"], shape_text(fields["shape"]), size_text(fields["nbytes"]), item.key
+
+
+def _long(item: Item) -> tuple[str, ...]:
+    fields = _fields(item)
+    shown = (
+        (fields["dtype"], shape_text(fields["shape"]), f"{fields['nbytes']:,}")
+        if item.tensor is not None
+        else ("",) * 3
+    )
+    return item.kind, *shown, " ".join([item.key, *_remarks(item)])
+
+
+def _remarks(item: Item) -> Iterator[str]:
+    if item.tied_to is not None:
+        yield f"(the same as {item.tied_to})"
+    if item.kind in ("scalar", "string"):
+        text = json.dumps(item.value, ensure_ascii=False)
+        yield f"= {text if len(text) <= 60 else text[:57] + '...'}"
+    if item.reason is not None:
+        yield f"({item.class_name or item.target or 'not shown'}: {item.reason})"

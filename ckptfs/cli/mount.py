@@ -1,0 +1,119 @@
+"""``ckptfs mount``"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptfs.cli.options import octal, reading_options, size, source_argument, view_options
+from ckptfs.cli.output import print_columns, printable
+from ckptfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckptfs.fuse import MountOptions
+    from ckptfs.tree.node import Tree
+
+_LEVELS = ("debug", "info", "warning", "error")
+_FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec", "noatime", "default_permissions"})
+"""What ``-o`` takes without a value."""
+
+
+@click.command("mount")
+@source_argument
+@click.argument("mountpoint", type=click.Path())
+@view_options
+@click.option("--shard-size", type=size, help="Size above which weights are split into files (10GB).")
+@click.option("--cache-size", type=size, help="Memory for decoded data (128MiB).")
+@click.option("--threads", type=click.IntRange(1, 64), help="Threads that answer reads.")
+@click.option("--read-ahead", type=size, help="Read-ahead of the mount, 0 for the kernel's default (4MiB; needs root).")
+@click.option("--allow-other", is_flag=True, help="Let other users read the mount, too.")
+@click.option("--uid", type=click.IntRange(0), help="Owner of all files (you).")
+@click.option("--gid", type=click.IntRange(0), help="Group of all files (yours).")
+@click.option("--umask", type=octal, help="Permission bits to take away from 0444 and 0555.")
+@click.option(
+    "-o",
+    "fuse_options",
+    multiple=True,
+    metavar="OPT[,OPT…]",
+    help=f"Mount options: {', '.join(sorted(_FLAGS))}, max_read=SIZE.",
+)
+@click.option("-f", "--foreground", is_flag=True, help="Stay; Ctrl-C unmounts.")
+@click.option("--log-file", type=click.Path(), metavar="FILE", help="Log of the daemon.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@reading_options
+def command(source: str, mountpoint: str, **options: Any) -> None:
+    """Show the checkpoint SOURCE as a folder at MOUNTPOINT (an empty directory)."""
+    from ckptfs import daemon, fuse
+    from ckptfs.cli.opening import opened
+    from ckptfs.mounts import check_mountpoint
+
+    flags = fuse_flags(options["fuse_options"])
+    fuse.load_binding()
+    path = check_mountpoint(mountpoint, source, nonempty="nonempty" in flags)
+    with opened(source, follow_links=options["follow_links"], cache_size=options["cache_size"]) as src:
+        tree, reason = _tree(src, options)
+        mount_options = _mount_options(options, flags, src.nbytes)
+        logging = {"log_file": options["log_file"], "log_level": options["log_level"]}
+        if options["foreground"]:
+            daemon.mount_in_foreground(
+                tree, path, mount_options, on_ready=lambda: _announce(source, mountpoint, tree, reason, None), **logging
+            )
+        else:
+            log_file = daemon.mount_in_background(tree, path, mount_options, **logging)
+            _announce(source, mountpoint, tree, reason, log_file)
+
+
+def fuse_flags(given: Iterable[str]) -> dict[str, str]:
+    """The ``-o`` options by name; `UsageError` for those that make no sense here."""
+    flags = dict(flag.partition("=")[::2] for text in given for flag in text.split(",") if flag)
+    for name, value in flags.items():
+        if name == "rw":
+            raise UsageError("-o rw: a checkpoint is mounted read-only")
+        if not ((name == "max_read" and value.isdecimal()) or (name in _FLAGS and not value)):
+            raise UsageError(f"-o {name}: not known; known are {', '.join(sorted(_FLAGS))}, max_read=BYTES")
+    return flags
+
+
+def _tree(source: Any, options: dict[str, Any]) -> tuple[Tree, str | None]:
+    """The tree to mount and, where there is no model folder in it, the reason."""
+    from ckptfs import api
+    from ckptfs.cli.opening import view_facts
+    from ckptfs.tree.hf import DEFAULT_SHARD_BYTES
+    from ckptfs.tree.views import build_tree
+
+    names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
+    view, reason = api.prepare(source, **{name: options[name] for name in names})
+    shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
+    about = view_facts(source, view)
+    return build_tree(source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes), reason
+
+
+def _mount_options(options: dict[str, Any], flags: dict[str, str], source_nbytes: int) -> MountOptions:
+    from ckptfs.fuse import MountOptions
+
+    given = {n: options[n] for n in ("threads", "uid", "gid", "umask", "read_ahead") if options[n] is not None}
+    if "max_read" in flags:
+        given["request"] = max(4096, min(int(flags["max_read"]), 1 << 20))
+    return MountOptions(
+        allow_other=options["allow_other"] or "allow_other" in flags,
+        source_nbytes=source_nbytes,
+        extra=tuple(name for name in ("noexec", "noatime") if name in flags),
+        **given,
+    )
+
+
+def _announce(source: str, mountpoint: str, tree: Tree, reason: str | None, log_file: str | None) -> None:
+    """What is where, and how to end it."""
+    from ckptfs.tree.readme import ABOUT
+
+    click.echo(f"{printable(source)} is mounted on {printable(mountpoint)}:")
+    print_columns((f"  {printable(mountpoint.rstrip('/'))}/{name}", ABOUT.get(name, "")) for name in tree.root.children)
+    if reason:
+        click.echo(f"There is no model folder: {printable(reason)}")
+    if log_file:
+        click.echo(f"Log: {log_file}")
+        click.echo(f"Unmount with: ckptfs umount {mountpoint}")
+    else:
+        click.echo("Unmount with Ctrl-C")

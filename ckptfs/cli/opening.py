@@ -1,0 +1,40 @@
+"""Opening a checkpoint for a command, and what can be said about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ckptfs import api, cache
+from ckptfs.formats.detect import open_source
+from ckptfs.formats.source import Source
+from ckptfs.mappings.plan import View
+from ckptfs.tree.facts import facts
+
+
+@contextlib.contextmanager
+def opened(path: str, *, follow_links: bool = False, cache_size: int | None = None) -> Iterator[Source]:
+    """The checkpoint at *path*, closed afterwards. Its paths are absolute: a daemon leaves the working directory."""
+    tiles = cache.shared()
+    if cache_size is not None:
+        tiles.budget = cache_size
+    source = open_source(os.path.abspath(path), tiles, follow_links=follow_links)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def describe(source: Source, **options: Any) -> tuple[dict[str, Any], str | None]:
+    """The facts of *source* and, where it cannot be seen as a model, the reason."""
+    view, reason = api.prepare(source, **options)
+    return view_facts(source, view), reason
+
+
+def view_facts(source: Source, view: View | None) -> dict[str, Any]:
+    """The facts of *source*, with the family that *view* found."""
+    if view is None:
+        return facts(source)
+    return facts(source, family=view.model, views={str(view.tgt): {"n_tensors": len(view.tensors)}})

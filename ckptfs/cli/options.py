@@ -1,0 +1,55 @@
+"""Types of options, and options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_UNITS |= {f"{unit}ib": n for unit, n in _UNITS.items() if unit}
+_UNITS |= {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def size(text: str) -> int:
+    """A number of bytes: ``4096``, ``4MiB`` or ``4M`` (powers of 1024), ``10GB`` (powers of 1000)."""
+    found = re.fullmatch(r"\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([A-Za-z]*)\s*", text, re.ASCII)
+    unit = _UNITS.get(found[3].lower()) if found else None
+    if found is None or unit is None:
+        raise click.BadParameter(f"{text!r} is no size; write for example 4096, 512KiB, 4MiB or 10GB")
+    part = found[2] or "0"
+    return int(found[1]) * unit + int(int(part) * unit // 10 ** len(part))
+
+
+def octal(text: str) -> int:
+    """Permission bits from octal digits."""
+    if not re.fullmatch(r"[0-7]{1,4}", text):
+        raise click.BadParameter(f"{text!r} is no umask; write octal digits such as 022")
+    return int(text, 8)
+
+
+source_argument = click.argument("source", type=click.Path())
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def reading_options(command: _F) -> _F:
+    """Options of every command that opens a checkpoint."""
+    return click.option(
+        "--follow-links", is_flag=True, help="Follow links that lead out of the checkpoint's own folder."
+    )(command)
+
+
+def view_options(command: _F) -> _F:
+    """Options that say how a checkpoint is seen as another format."""
+    for option in (
+        click.option("--drop-unmatched-keys", is_flag=True, help="Leave out keys that the model family does not know."),
+        click.option("--tgt-fmt", metavar="FORMAT", help="Format to show: hf, cs-X.Y, cs-current."),
+        click.option("--src-fmt", metavar="FORMAT", help="Format of SOURCE: hf, cs-X.Y, cs-auto, cs-current."),
+        click.option("--config", type=click.Path(), metavar="FILE", help="Model config (YAML or JSON)."),
+        click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names."),
+    ):
+        command = option(command)
+    return command
