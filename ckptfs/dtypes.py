@@ -39,7 +39,8 @@ class DType:
         if self.name in _ML_DTYPES:
             import ml_dtypes
 
-            return np.dtype(getattr(ml_dtypes, self.name))
+            found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.name))
+            return found
         return np.dtype(self.npy)
 
 

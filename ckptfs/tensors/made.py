@@ -76,7 +76,8 @@ def seeded_normal(shape: Shape, std: float, seed: int) -> Tensor:
     def tile(t: int) -> npt.NDArray[np.float32]:
         stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, t, 0, 0]))
         samples: npt.NDArray[np.float32] = stream.standard_normal(_PIECE, np.float32)
-        return samples * np.float32(std)
+        samples *= np.float32(std)
+        return samples
 
     def fill(start: int, stop: int) -> npt.NDArray[Any]:
         first = start // _PIECE
