@@ -1,0 +1,110 @@
+"""Every recorded conversion, through the Python interface, in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import ckptfs
+from ckptfs.errors import ConfigError
+from tests.golden.cases import HERE, Case, cases, config_differences, differences, refusals
+
+
+def tensors_of(view: ckptfs.View) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {key: (t.dtype, t.shape, t.tobytes()) for key, t in view.items()}
+
+
+@pytest.mark.parametrize("case", cases("cs2hf"), ids=str)
+def test_cerebras_to_hugging_face(case: Case) -> None:
+    expected = case.json("expected_hf.json")
+    with ckptfs.open(case.mdl) as checkpoint:
+        view = ckptfs.view(
+            checkpoint, "hf", model=case.model, config=case.folder / "cs.yaml", src_fmt=case.facts["src_fmt"]
+        )
+        assert differences(tensors_of(view), expected["tensors"]) == []
+        assert list(view) == list(expected["tensors"])
+        if expected.get("config"):
+            assert config_differences(view.config, expected["config"]) == []
+
+
+@pytest.mark.parametrize("case", cases("hf2cs"), ids=str)
+def test_hugging_face_to_cerebras(case: Case) -> None:
+    expected = case.json("expected_cs.json")
+    with ckptfs.open(case.folder / "hf") as checkpoint:
+        view = ckptfs.view(checkpoint, "cs-2.9", model=case.model)
+        assert differences(tensors_of(view), expected["tensors"]) == []
+        assert view.config == expected["config"]
+        for fmt, other in expected["other_formats"].items():
+            again = ckptfs.view(checkpoint, fmt, model=case.model)
+            assert again.config == other.get("config", expected["config"]), fmt
+            assert list(again) == list(view)
+
+
+@pytest.mark.parametrize("case", [c for c in cases("hf2cs") if (c.folder / "cs.mdl").exists()], ids=str)
+def test_the_converted_checkpoint_back_again(case: Case) -> None:
+    expected = case.json("expected_hf.json")
+    with ckptfs.open(case.folder / "cs.mdl") as checkpoint:
+        view = ckptfs.view(checkpoint, "hf", model=case.model, config=case.folder / "cs.yaml")
+        assert differences(tensors_of(view), expected["tensors"]) == []
+        assert config_differences(view.config, expected["config"]) == []
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in cases("hf2cs") if "headless" in c.model or c.model in ("gpt2", "llama")], ids=str
+)
+def test_the_family_is_found_in_the_config(case: Case) -> None:
+    """Without --model, ``model_type`` and the keys tell the family, with and without a head."""
+    with ckptfs.open(case.folder / "hf") as checkpoint:
+        view = ckptfs.view(checkpoint, "cs-2.9")
+        assert view.plan.model == case.model
+        assert differences(tensors_of(view), case.json("expected_cs.json")["tensors"]) == []
+
+
+@pytest.mark.parametrize(("family", "entry"), refusals(), ids=lambda x: x if isinstance(x, str) else x["gist"][:40])
+def test_refused_configs(family: str, entry: dict[str, Any]) -> None:
+    base = HERE / family / entry["base_config"]
+    config = yaml.safe_load(base.read_text()) if base.suffix == ".yaml" else json.loads(base.read_text())
+    model = config.get("model", config)
+    for field, value in entry["delta"].items():
+        if value == "__del__":
+            model.pop(field, None)
+        else:
+            model[field] = value
+    source = base.parent / ("hf" if entry["src_fmt"] == "hf" else "cs.mdl")
+    with ckptfs.open(source) as checkpoint:
+
+        def convert() -> ckptfs.View:
+            return ckptfs.view(
+                checkpoint, entry["tgt_fmt"], model=entry["model_arg"], config=config, drop_unmatched_keys=True
+            )
+
+        # The converter lets a muP config of a headless Llama pass and refuses its checkpoint; a view is both.
+        if entry["refused"] or "checkpoint converter refuses" in entry["gist"]:
+            with pytest.raises(ConfigError) as refusal:
+                convert()
+            for field in entry["delta"]:
+                named = (
+                    field in str(refusal.value) or "muP" in str(refusal.value) or field.startswith("attention_module")
+                )
+                assert named or "pos_scaling" in str(refusal.value), refusal.value
+            assert "\n" not in str(refusal.value)
+        else:
+            wrong = config_differences(convert().config, entry["output"])
+            # Recorded with the one-layer config that the base had at that time.
+            assert [w for w in wrong if "num_hidden_layers" not in w and "n_layer" not in w] == []
+
+
+def test_a_config_may_be_a_mapping_a_yaml_or_a_json_file(tmp_path: Path) -> None:
+    case = next(c for c in cases("cs2hf") if str(c) == "llama/cs2hf-gqa-fp32")
+    config = yaml.safe_load((case.folder / "cs.yaml").read_text())
+    (tmp_path / "params.json").write_text(json.dumps(config))
+    with ckptfs.open(case.mdl) as checkpoint:
+        results = [
+            ckptfs.view(checkpoint, "hf", model="llama", config=c).config
+            for c in (config, case.folder / "cs.yaml", tmp_path / "params.json")
+        ]
+    assert results[0] == results[1] == results[2]
