@@ -51,7 +51,7 @@ def _text(name: str, value: Any) -> str:
     if name.endswith("nbytes"):
         return f"{value:,} ({size_text(value)})"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {v}" for k, v in value.items())
+        return ", ".join(f"{k} {_text('', v)}" for k, v in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)

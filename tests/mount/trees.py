@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -49,6 +50,13 @@ class Broken(ArrayTensor):
         raise ZeroDivisionError("a mistake")
 
 
+class Slow(ArrayTensor):
+    """A tensor that takes long to read."""
+
+    def read_block(self, row: int, col: int, out: Words) -> None:
+        time.sleep(60)
+
+
 def big_file() -> File:
     return file_of([HEADER, ArrayTensor(WEIGHTS), b"tail"])
 
@@ -64,6 +72,7 @@ def tree() -> Tree:
         "many": Folder(lambda: {f"file-{i:05}": Leaf(file_of([b"x" * (i % 7)])) for i in range(N_MANY)}),
         "damaged": Leaf(file_of([Damaged(zeros)])),
         "broken": Leaf(file_of([Broken(zeros)])),
+        "slow": Leaf(file_of([Slow(zeros)])),
         "link": Link("deep/er/text"),
     }
     return Tree(Folder(lambda: entries), MTIME_NS)

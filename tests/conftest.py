@@ -1,0 +1,105 @@
+"""Mounts for tests: made by the real daemon in a process of its own, and always unmounted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ckptfs.errors import MountError
+from ckptfs.mounts import unmount
+
+ROOT = Path(__file__).parent.parent
+
+TREE_MODULE = ["-m", "tests.mount.mount_tree"]
+CKPTFS = ["-m", "ckptfs"]
+
+
+@dataclass(frozen=True)
+class Mounter:
+    """Runs commands that mount below *folder*, with their state (logs) in it as well."""
+
+    folder: Path
+
+    def mountpoint(self, name: str = "mnt") -> Path:
+        path = self.folder / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "XDG_STATE_HOME": str(self.folder / "state"), "PYTHONPATH": str(ROOT)}
+
+    @property
+    def log(self) -> str:
+        """All log files together."""
+        return "".join(p.read_text() for p in sorted((self.folder / "state/ckptfs").glob("*.log")))
+
+    @property
+    def daemon_pid(self) -> int:
+        (path,) = (self.folder / "state/ckptfs").glob("*.pid")
+        return int(path.read_text().split()[0])
+
+    def start(self, *args: object) -> subprocess.Popen[str]:
+        """A Python command with these arguments, running."""
+        return subprocess.Popen(
+            [sys.executable, *map(str, args)],
+            cwd=ROOT,
+            env=self.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *args: object) -> subprocess.CompletedProcess[str]:
+        """A Python command with these arguments, ended."""
+        with self.start(*args) as process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def tree(self, *args: object) -> subprocess.CompletedProcess[str]:
+        """Mounts the tree of `tests.mount.trees`."""
+        return self.run(*TREE_MODULE, *args)
+
+    def ckptfs(self, *args: object) -> subprocess.CompletedProcess[str]:
+        """A ``ckptfs`` command line."""
+        return self.run(*CKPTFS, *args)
+
+    def clean(self) -> None:
+        """Unmount whatever is left below the folder."""
+        with open("/proc/self/mountinfo") as f:
+            left = [line.split()[4] for line in f if line.split()[4].startswith(str(self.folder))]
+        for path in reversed(left):
+            with contextlib.suppress(MountError):
+                unmount(path, lazy=True)
+
+
+@pytest.fixture
+def mounter(tmp_path: Path) -> Iterator[Mounter]:
+    """A `Mounter` of this test."""
+    found = Mounter(tmp_path)
+    yield found
+    found.clean()
+
+
+@pytest.fixture(scope="module")
+def shared_mounter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounter]:
+    """A `Mounter` of this test module."""
+    found = Mounter(tmp_path_factory.mktemp("shared"))
+    yield found
+    found.clean()
+
+
+@pytest.fixture(scope="module")
+def mnt(shared_mounter: Mounter) -> Path:
+    """The tree of `tests.mount.trees`, mounted once for this test module."""
+    path = shared_mounter.mountpoint()
+    done = shared_mounter.tree(path)
+    assert done.returncode == 0, done.stderr
+    return path
