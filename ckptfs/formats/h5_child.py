@@ -1,0 +1,173 @@
+"""The child process that indexes an HDF5 file: request in, JSON out, nothing else.
+
+It runs with its own memory and CPU limits, so that a malformed file can neither crash nor starve the daemon. The
+walker comes first and needs only the standard library; libhdf5 is loaded when the walker meets something it
+leaves alone. Output: one JSON object, either ``{"error": text}``, an index (see `index`) or ``{"chunks": [...]}``.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import resource
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from ckptfs.errors import CorruptHeader
+from ckptfs.formats import h5_walk
+from ckptfs.formats.h5_messages import DAMAGE, Unsupported
+
+MAX_MEMORY = 8 << 30
+MAX_CPU_SECONDS = 300
+ATTRIBUTES = frozenset({"dtypes", "is_bfloat16", "__BYTES__"})
+"""Attributes of datasets that are reported: those that the reference ranks above the key's JSON."""
+FILE_ATTRIBUTES = frozenset({"__spec__", "__version__", "__cstorch_version__", "__SUCCESS__"})
+SUFFIX = ".__metadata__"
+_DROPPED = ("rtfx_dtypes", "compressed", "jit_graph")
+_PICKLE_PREFIX = 4096
+
+
+def main() -> None:
+    """Serve the one request in ``sys.argv[1]``: JSON with fd, path, sys_path, chunks and library."""
+    _limit(resource.RLIMIT_AS, MAX_MEMORY)
+    _limit(resource.RLIMIT_CPU, MAX_CPU_SECONDS)
+    _limit(resource.RLIMIT_CORE, 0)
+    request = json.loads(sys.argv[1])
+    json.dump(answer(**request), sys.stdout, separators=(",", ":"))
+
+
+def _limit(what: int, most: int) -> None:
+    """Lower a limit; a stricter one that is already set stays."""
+    hard = resource.getrlimit(what)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, hard))
+
+
+def answer(fd: int, path: str, sys_path: list[str], chunks: str | None, library: bool) -> dict[str, Any]:
+    """The index, or the chunk table of the object *chunks*; every failure as ``{"error": text}``."""
+    try:
+        if chunks is not None:
+            return {"chunks": _with_library(fd, path, sys_path, lambda h5, file: h5.chunk_table(file, chunks))}
+        return index(fd, path, sys_path, library=library)
+    except CorruptHeader as error:
+        return {"error": str(error).removeprefix(f"{path}: ")}
+    except DAMAGE as error:
+        return {"error": f"its metadata are damaged ({error})"}
+    except (MemoryError, OSError, RecursionError, RuntimeError, KeyError) as error:
+        return {"error": f"its metadata cannot be read ({type(error).__name__}: {error})"}
+
+
+def index(fd: int, path: str, sys_path: list[str], *, library: bool = False) -> dict[str, Any]:
+    """``base``: file offset of HDF5's address 0; ``file``: root attributes; ``metadata``: per key; ``objects``.
+
+    With *library* everything comes from libhdf5, to compare with.
+    """
+    file = h5_walk.MetadataFile(fd, path)
+    objects: dict[str, dict[str, Any]]
+    try:
+        root = h5_walk.open_superblock(file)
+        if library:
+            raise Unsupported("as asked")
+        attributes = list(h5_walk.root_attributes(file, root))
+        objects = dict(h5_walk.walk_objects(file, root, ATTRIBUTES))
+    except Unsupported:
+        return _with_library(fd, path, sys_path, lambda h5, f: _library_index(h5, f, file.base))
+    missing = [name for name, record in objects.items() if "library" in record]
+    if missing:
+
+        def complete(h5: Any, opened: Any) -> None:
+            objects.update((name, h5.record_at(opened, name, ATTRIBUTES)) for name in missing)
+
+        _with_library(fd, path, sys_path, complete)
+    return _index(file.base, attributes, objects)
+
+
+def _library_index(h5: Any, file: Any, base: int) -> dict[str, Any]:
+    return _index(base, h5.root_attributes(file), dict(h5.walk_objects(file, ATTRIBUTES)))
+
+
+def _with_library(fd: int, path: str, sys_path: list[str], use: Any) -> Any:
+    """*use(h5_library, file)* with libhdf5 loaded; the child starts without site-packages, to start fast."""
+    sys.path[:] = sys_path
+    from ckptfs.formats import h5_library
+
+    try:
+        file = h5_library.open_file(fd)
+    except h5_library.FAILURES as error:
+        raise CorruptHeader(path, f"libhdf5 cannot open it ({error})") from error
+    with contextlib.closing(file):
+        return use(h5_library, file)
+
+
+def _index(base: int, attributes: Iterable[tuple[str, Any]], objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    file, metadata = {}, {}
+    for name, value in attributes:
+        if name in FILE_ATTRIBUTES:
+            file[name] = value
+        elif name.endswith(SUFFIX):
+            metadata[name[: -len(SUFFIX)]] = _key_metadata(value)
+    for record in objects.values():
+        _encode(record)
+    return {"base": base, "file": file, "metadata": metadata, "objects": objects}
+
+
+def _key_metadata(text: Any) -> Any:
+    """``[names that are values, {stored name: fields}]`` of one key's JSON, or the reason why not (text)."""
+    try:
+        found = json.loads(text)
+        names = found["__objects__"]
+        fields = {name[: -len(SUFFIX)]: value for name, value in found.items() if name.endswith(SUFFIX)}
+        for value in fields.values():
+            for dropped in _DROPPED:
+                value.pop(dropped, None)
+        return [names, fields]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return f"its metadata are no usable JSON ({type(error).__name__})"
+
+
+def _encode(record: dict[str, Any]) -> None:
+    """Make a record fit for JSON, in place."""
+    if record.get("fill") is not None:
+        record["fill"] = base64.b64encode(record["fill"]).decode()
+    layout = record.get("layout")
+    if layout and layout[0] == "compact":
+        record["layout"] = ("compact", base64.b64encode(layout[1]).decode())
+    attributes = record.get("attrs", {})
+    data = attributes.get("__BYTES__")
+    if isinstance(data, bytes):
+        attributes["__BYTES__"] = {"nbytes": len(data), "class": pickled_class(data[:_PICKLE_PREFIX])}
+
+
+def pickled_class(prefix: bytes) -> str | None:
+    """What a pickle holds, as far as its opcodes say so: a literal's type, or the first global that it names.
+
+    The pickle is disassembled, never run; *prefix* may be cut anywhere.
+    """
+    import pickletools
+
+    literals: list[Any] = []
+    try:
+        for code, argument, _ in pickletools.genops(prefix):
+            if code.name in ("GLOBAL", "INST"):
+                return str(argument).replace(" ", ".")
+            if code.name == "STACK_GLOBAL" and literals[-2:] != ["dill._dill", "_load_type"]:
+                return ".".join(str(part) for part in literals[-2:])
+            if literals[-3:-1] == ["dill._dill", "_load_type"]:  # dill's way to name a built-in type
+                return f"builtins.{literals[-1]}"
+            if code.name == "STOP":
+                break
+            if code.name.startswith(("EMPTY_", "FROZENSET")):
+                return code.name.removeprefix("EMPTY_").lower()
+            if argument is not None and code.name not in ("PROTO", "FRAME", "BINPUT", "LONG_BINPUT"):
+                literals.append(argument)
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return _cut_literal(prefix)
+    return f"builtins.{type(literals[0]).__name__}" if len(literals) == 1 else None
+
+
+def _cut_literal(prefix: bytes) -> str | None:
+    """The type of a long bytes or str literal whose end is not in *prefix*."""
+    start = prefix[2:3]
+    return {b"B": "builtins.bytes", b"C": "builtins.bytes", b"X": "builtins.str"}.get(start)

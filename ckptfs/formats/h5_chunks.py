@@ -1,0 +1,308 @@
+"""Chunked datasets as lazy tensors.
+
+Real checkpoints hold LZ4 chunks whose one block is a plain copy. Such a chunk is read in place: only the rows that are
+asked for, several chunks into one buffer, then one strided copy. All other chunks are decoded once, into the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.cache import TileCache, scratch
+from ckptfs.dtypes import DType
+from ckptfs.errors import CorruptChunk, MissingCodec
+from ckptfs.formats import h5_filters
+from ckptfs.formats.h5_btree import ChunkTable
+from ckptfs.formats.raw import OpenFile
+from ckptfs.formats.source import Shape, Words
+
+BUFFER = 1 << 20
+"""Bytes that are read before they are copied: more falls out of the processor's cache."""
+MAX_DECODED = 256 << 20
+"""Largest chunk that is decoded, in bytes."""
+_UNKNOWN, _PLAIN, _ENCODED, _MISSING = range(4)
+
+Filters = tuple[tuple[int, tuple[int, ...]], ...]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The chunks of one tensor, ready to read."""
+
+    table: ChunkTable
+    data: npt.NDArray[np.int64]
+    """Where a plain chunk's elements start."""
+    states: bytearray
+    """What is known of each chunk. Threads may find out the same thing twice."""
+
+
+@dataclass(slots=True)
+class ChunkedTensor:
+    """A tensor in chunks: a `source.Tensor`. The chunk table is made on the first read."""
+
+    dtype: DType
+    shape: Shape
+    file: OpenFile
+    key: str
+    chunk: Shape
+    filters: Filters
+    fill: bytes
+    """One element's bytes, for chunks that were never written."""
+    load: Callable[[], ChunkTable]
+    cache: TileCache
+    serial: int = field(default_factory=itertools.count().__next__)
+    """Names the tensor in the cache; an id() or a descriptor may come back."""
+    _plan: _Plan | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def grain(self) -> tuple[int, int]:
+        """Rows of a chunk, and its neighbouring columns: those of the last axes, as far as it spans them wholly."""
+        n = 1
+        for extent, size in zip(reversed(self.shape[1:]), reversed(self.chunk[1:]), strict=True):
+            n *= min(extent, size)
+            if size < extent:
+                break
+        return min(self.chunk[0], max(1, self.shape[0])), max(1, n)
+
+    def read_block(self, row: int, col: int, out: Words) -> None:
+        """As `source.Tensor` says. Raises `MissingCodec` for a filter that is not known."""
+        if out.size == 0:
+            return
+        plan = self._plan or self._make_plan()
+        rows = row, row + len(out)
+        if len(self.shape) == 1:
+            _gather(self, plan, (rows,), out[:, 0])
+            return
+        at = 0
+        for box in boxes(self.shape[1:], col, col + out.shape[1]):
+            extents = [stop - start for start, stop in box]
+            n = math.prod(extents)
+            # splitting an axis never copies, whatever the strides are
+            _gather(self, plan, (rows, *box), out[:, at : at + n].reshape(len(out), *extents))
+            at += n
+
+    def _make_plan(self) -> _Plan:
+        with self._lock:
+            if self._plan is None:
+                self._plan = _plan(self)
+            return self._plan
+
+
+def boxes(dims: Sequence[int], start: int, stop: int) -> Iterator[tuple[Span, ...]]:
+    """Elements ``[start, stop)`` in C order of an array of shape *dims*, as boxes in the same order."""
+    if len(dims) == 1:
+        yield ((start, stop),)
+        return
+    inner = math.prod(dims[1:])
+    (first, head), (last, tail) = divmod(start, inner), divmod(stop, inner)
+    if first == last:
+        yield from (((first, first + 1), *box) for box in boxes(dims[1:], head, tail))
+        return
+    if head:
+        yield from (((first, first + 1), *box) for box in boxes(dims[1:], head, inner))
+        first += 1
+    if last > first:
+        yield ((first, last), *((0, n) for n in dims[1:]))
+    if tail:
+        yield from (((last, last + 1), *box) for box in boxes(dims[1:], 0, tail))
+
+
+def _plan(tensor: ChunkedTensor) -> _Plan:
+    codec = h5_filters.missing(tensor.filters)
+    if codec:
+        raise MissingCodec(tensor.file.path, f"{tensor.key}: HDF5 filter {codec} cannot be decoded")
+    table = tensor.load()
+    n = math.prod(tensor.chunk) * tensor.dtype.itemsize
+    every = (1 << len(tensor.filters)) - 1
+    unfiltered = (table.masks & every == every) & (table.nbytes == n)
+    head = np.where(unfiltered, 0, h5_filters.LZ4_HEAD)
+    states = np.full(len(table.offsets), _ENCODED, np.uint8)
+    if [number for number, _ in tensor.filters] == [h5_filters.LZ4]:
+        states[(table.masks & 1 == 0) & (table.nbytes == n + h5_filters.LZ4_HEAD)] = _UNKNOWN
+    states[unfiltered] = _PLAIN
+    states[table.offsets < 0] = _MISSING
+    return _Plan(table, table.offsets + head, bytearray(states))
+
+
+def _gather(tensor: ChunkedTensor, plan: _Plan, box: Sequence[Span], out: npt.NDArray[Any]) -> None:
+    """Fill *out*, whose shape is the box's, chunk row by chunk row."""
+    grid = plan.table.grid
+    lead = [list(_cells(*span, size)) for span, size in zip(box[:-1], tensor.chunk[:-1], strict=True)]
+    runs = list(_runs(*box[-1], tensor.chunk[-1]))
+    for cell in itertools.product(*lead):
+        first = 0
+        for (index, _, _), n in zip(cell, grid[:-1], strict=True):
+            first = first * n + index
+        part = out[tuple(place for _, _, place in cell)]
+        inside = [span for _, span, _ in cell]
+        for index, count, span, place in runs:
+            _read_run(tensor, plan, first * grid[-1] + index, count, [*inside, span], part[..., place])
+
+
+def _cells(start: int, stop: int, size: int) -> Iterator[tuple[int, Span, slice]]:
+    """(chunk index, span inside the chunk, place in the result) for each chunk of ``[start, stop)`` on one axis."""
+    for index in range(start // size, (stop - 1) // size + 1):
+        a, b = max(start, index * size), min(stop, (index + 1) * size)
+        yield index, (a - index * size, b - index * size), slice(a - start, b - start)
+
+
+def _runs(start: int, stop: int, size: int) -> Iterator[tuple[int, int, Span, slice]]:
+    """As `_cells` on the last axis, with whole chunks in one run: (first chunk, count, span inside, place)."""
+    first, last = -(-start // size), stop // size
+    if first >= last:
+        yield from ((index, 1, span, place) for index, span, place in _cells(start, stop, size))
+        return
+    if start < first * size:
+        yield first - 1, 1, (size - (first * size - start), size), slice(0, first * size - start)
+    yield first, last - first, (0, size), slice(first * size - start, last * size - start)
+    if last * size < stop:
+        yield last, 1, (0, stop - last * size), slice(last * size - start, stop - start)
+
+
+def _read_run(
+    tensor: ChunkedTensor, plan: _Plan, first: int, count: int, inside: list[Span], out: npt.NDArray[Any]
+) -> None:
+    """Fill *out* with the same part *inside* of *count* chunks that are neighbours on the last axis."""
+    states = plan.states
+    if states.count(_PLAIN, first, first + count) == count:
+        _read_plain(tensor, plan.data[first : first + count], inside, out)
+        return
+    for i in range(first, first + count):
+        if states[i] == _UNKNOWN:
+            states[i] = _look_at(tensor, plan, i)
+    if states.count(_PLAIN, first, first + count) == count:
+        _read_plain(tensor, plan.data[first : first + count], inside, out)
+        return
+    width = inside[-1][1] - inside[-1][0]
+    for i in range(first, first + count):
+        part = out[..., (i - first) * width : (i - first + 1) * width]
+        if states[i] == _PLAIN:
+            _read_plain(tensor, plan.data[i : i + 1], inside, part)
+        elif states[i] == _MISSING:
+            part[...] = np.frombuffer(tensor.fill, tensor.dtype.word)[0]
+        else:
+            tile = tensor.cache.get(("h5", tensor.serial, i), partial(_decode, tensor, plan, i))
+            part[...] = tile[tuple(slice(*span) for span in inside)]
+
+
+def _look_at(tensor: ChunkedTensor, plan: _Plan, i: int) -> int:
+    """Whether a chunk that has the size of a plain one is plain."""
+    head = os.pread(tensor.file.fd, h5_filters.LZ4_HEAD, int(plan.table.offsets[i]))
+    if len(head) < h5_filters.LZ4_HEAD:
+        raise _truncated(tensor, int(plan.table.offsets[i]))
+    return _PLAIN if h5_filters.is_plain(head, math.prod(tensor.chunk) * tensor.dtype.itemsize) else _ENCODED
+
+
+def _read_plain(tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], inside: list[Span], out: npt.NDArray[Any]) -> None:
+    """Read the part *inside* of plain chunks whose elements start at *offsets*, and copy it to its places in *out*."""
+    size, chunk = tensor.dtype.itemsize, tensor.chunk
+    axis = next((i for i, (a, b) in enumerate(inside) if b - a > 1), len(chunk) - 1)
+    # what is read has no gaps: one index before *axis*, a span of it, and all of the axes behind
+    read = [*inside[: axis + 1], *((0, n) for n in chunk[axis + 1 :])]
+    extents = [b - a for a, b in read]
+    nbytes = math.prod(extents) * size
+    if nbytes > BUFFER and math.prod(out.shape) > 1:
+        _read_halves(tensor, offsets, inside, axis, out)
+        return
+    start = 0
+    for (a, _), n in zip(read, chunk, strict=True):
+        start = start * n + a
+    cut = (slice(None), *(slice(a - c, b - c) for (a, b), (c, _) in zip(inside, read, strict=True)))
+    width = inside[-1][1] - inside[-1][0]
+    places = out.reshape(*out.shape[:-1], len(offsets), width)
+    step = max(1, BUFFER // nbytes)
+    for i in range(0, len(offsets), step):
+        starts = (offsets[i : i + step] + start * size).tolist()
+        found = _read_pieces(tensor, starts, nbytes, extents)[cut]
+        _copy(np.moveaxis(found, 0, -2), places[..., i : i + step, :], width * size)
+
+
+def _read_halves(
+    tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], inside: list[Span], axis: int, out: npt.NDArray[Any]
+) -> None:
+    """Parts of very large chunks, piece by piece."""
+    if len(offsets) > 1:
+        width = out.shape[-1] // len(offsets)
+        for i in range(len(offsets)):
+            _read_plain(tensor, offsets[i : i + 1], inside, out[..., i * width : (i + 1) * width])
+        return
+    a, b = inside[axis]
+    middle = (a + b) // 2
+    before = (slice(None),) * axis
+    _read_plain(tensor, offsets, [*inside[:axis], (a, middle), *inside[axis + 1 :]], out[(*before, slice(0, middle - a))])
+    _read_plain(tensor, offsets, [*inside[:axis], (middle, b), *inside[axis + 1 :]], out[(*before, slice(middle - a, None))])
+
+
+def _read_pieces(tensor: ChunkedTensor, starts: list[int], nbytes: int, extents: list[int]) -> npt.NDArray[Any]:
+    """Pieces of *nbytes* at each of *starts*, as an array (n pieces, *extents) that lives until the next call."""
+    n, gap, word = len(starts), nbytes, tensor.dtype.word
+    if n > 1:
+        gap = starts[1] - starts[0]
+        if not nbytes <= gap <= nbytes + nbytes // 4 or any(b - a != gap for a, b in zip(starts, starts[1:], strict=False)):
+            gap = 0
+    if gap:  # the writer laid the chunks one after the other: one read, headers and all
+        total = (n - 1) * gap + nbytes
+        buffer = scratch("chunks", total)
+        _read_exactly(tensor, buffer.data, starts[0])
+    else:
+        gap = nbytes
+        buffer = scratch("chunks", n * nbytes)
+        view = buffer.data
+        for i, start in enumerate(starts):
+            _read_exactly(tensor, view[i * nbytes : (i + 1) * nbytes], start)
+    strides = [word.itemsize]
+    for extent in reversed(extents[1:]):
+        strides.append(strides[-1] * extent)
+    return np.ndarray((n, *extents), word, buffer, 0, (gap, *reversed(strides)))
+
+
+def _copy(found: npt.NDArray[Any], out: npt.NDArray[Any], nbytes: int) -> None:
+    """Copy; whole lines of *nbytes* as single items where both sides have them, which is up to a quarter faster."""
+    if found.shape[-1] > 1 and found.strides[-1] == out.strides[-1] == found.itemsize:
+        line = np.dtype((np.void, nbytes))
+        found, out = found.view(line), out.view(line)
+    out[...] = found
+
+
+def _decode(tensor: ChunkedTensor, plan: _Plan, i: int) -> npt.NDArray[Any]:
+    """One chunk with its filters undone, as an array of the chunk's shape."""
+    nbytes = math.prod(tensor.chunk) * tensor.dtype.itemsize
+    offset, stored = int(plan.table.offsets[i]), int(plan.table.nbytes[i])
+    if nbytes > MAX_DECODED or offset + stored > tensor.file.size or stored > 8 * nbytes + 4096:
+        what = f"chunk {i} of {nbytes} bytes ({stored} stored) is too large, or lies outside of the file"
+        raise CorruptChunk(tensor.file.path, tensor.key, offset, what)
+    raw = scratch("encoded", stored)
+    _read_exactly(tensor, raw.data, offset)
+    try:
+        data = h5_filters.decode(raw, tensor.filters, int(plan.table.masks[i]), nbytes)
+    except ValueError as error:
+        raise CorruptChunk(tensor.file.path, tensor.key, offset, f"chunk {i}: {error}") from error
+    if np.may_share_memory(data, raw):
+        data = data.copy()
+    return data.view(tensor.dtype.word).reshape(tensor.chunk)
+
+
+def _read_exactly(tensor: ChunkedTensor, out: memoryview, offset: int) -> None:
+    done = os.preadv(tensor.file.fd, [out], offset)
+    while done < len(out):
+        got = os.preadv(tensor.file.fd, [out[done:]], offset + done)
+        if got == 0:
+            raise _truncated(tensor, offset + done)
+        done += got
+
+
+def _truncated(tensor: ChunkedTensor, offset: int) -> CorruptChunk:
+    what = "the file ends here: it became shorter after it was opened, or its index is damaged"
+    return CorruptChunk(tensor.file.path, tensor.key, offset, what)

@@ -1,0 +1,162 @@
+"""The index of an HDF5 file: opened here, read by a child process, checked on arrival.
+
+What the child says is data from an untrusted file, so every number is checked again where it is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfs.errors import CorruptHeader
+from ckptfs.formats.raw import OpenFile, open_file
+from ckptfs.formats.source import Shape
+
+TIMEOUT_SECONDS = 600
+MAX_ANSWER = 2 << 30
+"""Bytes of JSON that the child may send."""
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_START = "import sys; sys.path.append(sys.argv[2]); from ckptfs.formats.h5_child import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class H5Object:
+    """One dataset as the file describes it."""
+
+    shape: Shape | None
+    """None for a null dataspace: there are no data, only attributes."""
+    type: str
+    """numpy's name of the stored element type, ``str`` or ``other``."""
+    layout: tuple[Any, ...] | None
+    """``("contiguous", offset or None, nbytes)``, ``("compact", bytes)`` or ``("chunked", chunk shape, B-tree)``: the
+    address of the B-tree, -1 when there are no chunks, None when only libhdf5 knows where they are."""
+    filters: tuple[tuple[int, tuple[int, ...]], ...]
+    """(filter id, client values) in the order of writing."""
+    fill: bytes | None
+    """The fill value, None for zero."""
+    attributes: Mapping[str, Any]
+    problem: str | None = None
+    """Why its data cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Everything that the metadata of one file say."""
+
+    file: OpenFile
+    base: int
+    """Byte of the file from which HDF5 counts addresses."""
+    attributes: Mapping[str, Any]
+    """Attributes of the root group that describe the file."""
+    metadata: Mapping[str, Any]
+    """Flattened key to ``[names that are values, {stored name: fields}]``, or to the reason why not (text)."""
+    objects: Mapping[str, Any]
+
+    def get(self, name: str) -> H5Object | None:
+        """The object stored under *name*, None when there is none."""
+        raw = self.objects.get(object_path(name))
+        return None if raw is None else _object(self.file.path, name, raw)
+
+
+def object_path(name: str) -> str:
+    """*name* as HDF5 resolves it: no leading, doubled or trailing slash, no "." component; ".." means nothing."""
+    if "/" not in name and name != ".":
+        return name
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
+    """Open *path* and index it. The caller closes ``file.fd``.
+
+    Raises what `raw.open_file` raises and `CorruptHeader`, also when the indexing process dies or takes too long.
+    With *library*, libhdf5 reads all metadata, even where the walker could.
+    """
+    file = open_file(path)
+    try:
+        answer = _ask(file, None, library)
+        parts = answer["base"], answer["file"], answer["metadata"], answer["objects"]
+        if type(parts[0]) is not int or not all(isinstance(part, dict) for part in parts[1:]):
+            raise CorruptHeader(file.path, "the indexing process answered nonsense")
+        return Index(file, *parts)
+    except KeyError as error:
+        os.close(file.fd)
+        raise CorruptHeader(file.path, "the indexing process answered nonsense") from error
+    except CorruptHeader:
+        os.close(file.fd)
+        raise
+
+
+def chunk_list(file: OpenFile, name: str) -> list[Any]:
+    """(element offsets, file offset, stored nbytes, filter mask) of each chunk, through libhdf5."""
+    found = _ask(file, object_path(name), False).get("chunks")
+    if not isinstance(found, list):
+        raise CorruptHeader(file.path, f"{name}: the indexing process answered nonsense")
+    return found
+
+
+def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
+    request = {"fd": file.fd, "path": file.path, "chunks": chunks, "library": library}
+    request["sys_path"] = [os.path.abspath(entry) for entry in sys.path]
+    # -S: the walker needs no site-packages, and looking for them costs a third of the start.
+    command = [sys.executable or "python3", "-I", "-S", "-c", _START, json.dumps(request), _ROOT]
+    data = _output(file, command)
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptHeader(file.path, "its metadata cannot be read: the indexing process died") from error
+    if not isinstance(answer, dict):
+        raise CorruptHeader(file.path, "the indexing process answered nonsense")
+    if "error" in answer:
+        raise CorruptHeader(file.path, str(answer["error"]))
+    return answer
+
+
+def _output(file: OpenFile, command: list[str]) -> bytes:
+    """What the command prints, at most `MAX_ANSWER` bytes; it is killed when it takes too long."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(file.fd,)
+    ) as child:
+        late = threading.Timer(TIMEOUT_SECONDS, child.kill)
+        late.start()
+        try:
+            assert child.stdout is not None
+            data = child.stdout.read(MAX_ANSWER + 1)
+            if len(data) > MAX_ANSWER:
+                raise CorruptHeader(file.path, f"its metadata take more than {MAX_ANSWER} bytes")
+        finally:
+            if len(data) > MAX_ANSWER:
+                child.kill()
+            late.cancel()
+    return data
+
+
+def _object(path: str, name: str, raw: Any) -> H5Object:
+    try:
+        if "error" in raw:
+            return H5Object(None, "other", None, (), None, {}, raw["error"])
+        link = raw.get("link")
+        if "shape" not in raw:
+            return H5Object(None, "other", None, (), None, {}, f"an HDF5 {link} link stands in its place")
+        problem = f"its data lie in {link}, outside of the file" if link else None
+        shape = None if raw["shape"] is None else tuple(raw["shape"])
+        filters = tuple((number, tuple(values)) for number, _, values in raw["filters"])
+        fill = None if raw["fill"] is None else base64.b64decode(raw["fill"])
+        return H5Object(shape, raw["type"], _layout(raw["layout"]), filters, fill, raw["attrs"], problem)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptHeader(path, f"{name}: the indexing process answered nonsense") from error
+
+
+def _layout(raw: Any) -> tuple[Any, ...] | None:
+    if raw is None:
+        return None
+    if raw[0] == "compact":
+        return "compact", base64.b64decode(raw[1])
+    kind, first, second = raw
+    return kind, tuple(first) if kind == "chunked" else first, second
