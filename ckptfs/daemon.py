@@ -190,7 +190,9 @@ def _failure(pid: int, message: bytes, mountpoint: str, log_path: str, start: in
         lines = f.read(1 << 16).decode(errors="replace").splitlines()
     printed = "; ".join(line for line in lines if line.startswith(("fuse", "mount")))
     said = message.decode("utf-8", "surrogateescape") or f"{mountpoint}: the daemon ended before the mount answered"
-    error = MountError(": ".join(filter(None, (printed, said))) + f" (log: {log_path})")
+    if printed:
+        said = f"{mountpoint}: {printed}; 'ckptfs doctor' checks the machine"
+    error = MountError(f"{said} (log: {log_path})")
     error.exit_code = code if code in (1, 2, 3) and message else MountError.exit_code
     return error
 
