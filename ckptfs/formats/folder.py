@@ -60,9 +60,8 @@ def open_index(path: str | os.PathLike[str]) -> Source:
             shards[name] = _open_shard(index, name)
             undo.callback(shards[name].close)
         source = _joined(index, weight_map, shards)
-        source = with_config(source, index, index)
-        undo.pop_all()
-    return source
+        undo.pop_all()  # from here on the files are the joined source's
+    return with_config(source, index, index)
 
 
 def open_weights(path: str | os.PathLike[str]) -> Source | None:

@@ -180,6 +180,13 @@ def _encode(args: tuple[object, ...]) -> bytes:
     return args[0].encode("latin-1")
 
 
+def _no_bytes(args: tuple[object, ...]) -> bytes:
+    """``bytes()``: how protocol 2 writes b""."""
+    if args:
+        raise ValueError("bytes are made of something")
+    return b""
+
+
 def _table() -> dict[tuple[str, str], Global]:
     rows = [
         Global("collections.OrderedDict", _dict_of("OrderedDict")),
@@ -199,6 +206,7 @@ def _table() -> dict[tuple[str, str], Global]:
         Global("_codecs.encode", _encode),
     ]
     for module in ("builtins", "__builtin__"):
+        rows += [Global(f"{module}.bytes", _no_bytes)]
         rows += [Global(f"{module}.dict", _dict_of("dict")), Global(f"{module}.list", _list_of("list"))]
         rows += [Global(f"{module}.{name}", _list_of("set")) for name in ("set", "frozenset")]
     rows += [Global(f"torch.{name}", storage=dtype) for name, dtype in BY_STORAGE.items()]

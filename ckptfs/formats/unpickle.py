@@ -47,8 +47,8 @@ def unpickle(data: bytes, path: str, start: int = 0) -> Pickle:
             if step is None:
                 raise ValueError(f"opcode {bytes([opcode])!r} is not one that torch writes for a state dict")
             step(machine)
-    except IndexError as error:
-        raise CorruptHeader(path, f"the pickle breaks off or pops an empty stack near byte {machine.pos}") from error
+    except LookupError as error:
+        raise CorruptHeader(path, f"the pickle breaks off or lacks a value near its byte {machine.pos}") from error
     except (ValueError, struct.error) as error:
         raise CorruptHeader(path, f"the pickle is damaged near its byte {machine.pos}: {error}") from error
 
@@ -184,14 +184,36 @@ def _long(m: _Machine, n: int) -> None:
     m.stack.append(int.from_bytes(_take(m, n), "little", signed=True))
 
 
-def _get(m: _Machine, index: int) -> None:
-    if index not in m.memo:
-        raise ValueError(f"nothing is remembered under {index}")
-    m.stack.append(m.memo[index])
+# A checkpoint of 100,000 tensors has millions of the next five; they go without calls of their own.
 
 
-def _put(m: _Machine, index: int) -> None:
-    m.memo[index] = m.stack[-1]
+def _get1(m: _Machine) -> None:
+    m.stack.append(m.memo[m.data[m.pos]])
+    m.pos += 1
+
+
+def _get4(m: _Machine) -> None:
+    m.stack.append(m.memo[_INT.unpack_from(m.data, m.pos)[0]])
+    m.pos += 4
+
+
+def _put1(m: _Machine) -> None:
+    m.memo[m.data[m.pos]] = m.stack[-1]
+    m.pos += 1
+
+
+def _put4(m: _Machine) -> None:
+    m.memo[_INT.unpack_from(m.data, m.pos)[0]] = m.stack[-1]
+    m.pos += 4
+
+
+def _int1(m: _Machine) -> None:
+    m.stack.append(m.data[m.pos])
+    m.pos += 1
+
+
+def _memoize(m: _Machine) -> None:
+    m.memo[len(m.memo)] = m.stack[-1]
 
 
 def _mark(m: _Machine) -> None:
@@ -236,6 +258,7 @@ def _text(m: _Machine, n: int) -> str:
     return _take(m, n).decode("utf-8")
 
 
+_INT = struct.Struct("<I")
 _STOP = ord(".")
 # Names of the opcodes are pickle's (pickletools.opcodes has their meaning).
 _OPCODES: dict[int, Callable[[_Machine], None]] = {
@@ -251,7 +274,7 @@ _OPCODES: dict[int, Callable[[_Machine], None]] = {
         ("\x88", _constant(True)),
         ("\x89", _constant(False)),
         ("J", _push(lambda m: struct.unpack("<i", _take(m, 4))[0])),  # BININT
-        ("K", _push(lambda m: _unsigned(m, 1))),  # BININT1
+        ("K", _int1),
         ("M", _push(lambda m: _unsigned(m, 2))),  # BININT2
         ("\x8a", lambda m: _long(m, _unsigned(m, 1))),  # LONG1
         ("\x8b", lambda m: _long(m, _unsigned(m, 4))),  # LONG4
@@ -279,11 +302,11 @@ _OPCODES: dict[int, Callable[[_Machine], None]] = {
         ("a", lambda m: _append(m, [m.stack.pop()])),
         ("e", lambda m: _append(m, _pop_marked(m))),
         ("\x90", lambda m: _append(m, _pop_marked(m))),  # ADDITEMS
-        ("q", lambda m: _put(m, _unsigned(m, 1))),
-        ("r", lambda m: _put(m, _unsigned(m, 4))),
-        ("\x94", lambda m: _put(m, len(m.memo))),  # MEMOIZE
-        ("h", lambda m: _get(m, _unsigned(m, 1))),
-        ("j", lambda m: _get(m, _unsigned(m, 4))),
+        ("q", _put1),
+        ("r", _put4),
+        ("\x94", _memoize),
+        ("h", _get1),
+        ("j", _get4),
         ("c", lambda m: _push_global(m, _line(m), _line(m))),
         ("\x93", _stack_global),
         ("R", _reduce),

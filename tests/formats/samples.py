@@ -1,0 +1,32 @@
+"""Tensors of every type that torch has, and what tests ask of them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+TORCH_TYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),
+    *(torch.int64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32),
+    *(torch.float64, torch.complex64),
+]
+
+
+def random_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Random bits (NaN payloads too); 0 and 1 for bool."""
+    n = int(np.prod(shape)) * dtype.itemsize
+    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (n,), dtype=torch.uint8)
+    return bits.view(dtype).reshape(shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements in C order."""
+    flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def n_fds() -> int:
+    """Files that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
