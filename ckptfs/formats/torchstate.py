@@ -11,7 +11,7 @@ from ckptfs.formats.source import Item, Node
 from ckptfs.formats.torchglobals import Box, Global, Opaque, Storage, StoredTensor
 
 MAX_DEPTH = 100
-MAX_ENTRIES = 2_000_000
+MAX_ENTRIES = 1_000_000
 """Containers and leaves together; a pickle can name one container often and so unfold without end."""
 MAX_KEY_CHARS = 256 << 20
 """Characters of all flattened keys together."""
