@@ -22,7 +22,7 @@ NAMES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-"""Where weights are looked for, in this order; an index of any other name comes before its kind's single file."""
+"""Where weights are looked for, in this order."""
 
 
 def open_folder(path: str | os.PathLike[str]) -> Source:
@@ -84,7 +84,7 @@ def _reader(path: str) -> Callable[[str | os.PathLike[str]], Source] | None:
 
 
 def _weights_in(folder: str) -> str:
-    """The name of the file to open: the first of `NAMES`, else the only index, else the only file of weights."""
+    """The name of the file to open: the first of `NAMES`, else the only index, else the only safetensors file."""
     try:
         present = sorted(os.listdir(folder))
     except OSError as error:
