@@ -74,7 +74,7 @@ def test_refused_configs(family: str, entry: dict[str, Any]) -> None:
             model.pop(field, None)
         else:
             model[field] = value
-    source = base.parent / ("hf" if entry["src_fmt"] == "hf" else "cs.mdl")
+    source = base.parent if entry["src_fmt"] == "hf" else base.parent / "cs.mdl"
     with ckptfs.open(source) as checkpoint:
 
         def convert() -> ckptfs.View:
