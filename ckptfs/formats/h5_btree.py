@@ -49,7 +49,9 @@ def read_tree(file: OpenFile, key: str, base: int, address: int, shape: Shape, c
     leaf = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("at", "<u8", (len(shape) + 1,)), ("child", "<u8")])
     leaves = [np.zeros(0, leaf), *_leaves(file, key, base, address, leaf)]
     entries = np.concatenate(leaves)
-    return _table(file, key, shape, chunk, entries["at"][:, :-1], entries["child"] + base, entries["nbytes"], entries["mask"])
+    return _table(
+        file, key, shape, chunk, entries["at"][:, :-1], entries["child"] + base, entries["nbytes"], entries["mask"]
+    )
 
 
 def _leaves(file: OpenFile, key: str, base: int, root: int, leaf: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -93,7 +95,9 @@ def listed_chunks(file: OpenFile, key: str, shape: Shape, chunk: Shape, found: I
     return _table(file, key, shape, chunk, table[:, :-3], table[:, -3], table[:, -2], table[:, -1])
 
 
-def _table(file: OpenFile, key: str, shape: Shape, chunk: Shape, at: Any, offset: Any, nbytes: Any, mask: Any) -> ChunkTable:
+def _table(
+    file: OpenFile, key: str, shape: Shape, chunk: Shape, at: Any, offset: Any, nbytes: Any, mask: Any
+) -> ChunkTable:
     grid = chunk_grid(shape, chunk)
     n = math.prod(grid)
     if n > max(_MAX_SPARSE, file.size // 8):

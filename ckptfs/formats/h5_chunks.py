@@ -26,8 +26,8 @@ from ckptfs.formats.h5_btree import ChunkTable
 from ckptfs.formats.raw import OpenFile
 from ckptfs.formats.source import Shape, Words
 
-BUFFER = 1 << 20
-"""Bytes that are read before they are copied: more falls out of the processor's cache."""
+BUFFER = 2 << 20
+"""Bytes that are read before they are copied to their places."""
 MAX_DECODED = 256 << 20
 """Largest chunk that is decoded, in bytes."""
 _UNKNOWN, _PLAIN, _ENCODED, _MISSING = range(4)
@@ -205,7 +205,9 @@ def _look_at(tensor: ChunkedTensor, plan: _Plan, i: int) -> int:
     return _PLAIN if h5_filters.is_plain(head, math.prod(tensor.chunk) * tensor.dtype.itemsize) else _ENCODED
 
 
-def _read_plain(tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], inside: list[Span], out: npt.NDArray[Any]) -> None:
+def _read_plain(
+    tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], inside: list[Span], out: npt.NDArray[Any]
+) -> None:
     """Read the part *inside* of plain chunks whose elements start at *offsets*, and copy it to its places in *out*."""
     size, chunk = tensor.dtype.itemsize, tensor.chunk
     axis = next((i for i, (a, b) in enumerate(inside) if b - a > 1), len(chunk) - 1)
@@ -213,7 +215,7 @@ def _read_plain(tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], inside: l
     read = [*inside[: axis + 1], *((0, n) for n in chunk[axis + 1 :])]
     extents = [b - a for a, b in read]
     nbytes = math.prod(extents) * size
-    if nbytes > BUFFER and math.prod(out.shape) > 1:
+    if nbytes > BUFFER:
         _read_halves(tensor, offsets, inside, axis, out)
         return
     start = 0
@@ -240,21 +242,17 @@ def _read_halves(
         return
     a, b = inside[axis]
     middle = (a + b) // 2
-    before = (slice(None),) * axis
-    _read_plain(tensor, offsets, [*inside[:axis], (a, middle), *inside[axis + 1 :]], out[(*before, slice(0, middle - a))])
-    _read_plain(tensor, offsets, [*inside[:axis], (middle, b), *inside[axis + 1 :]], out[(*before, slice(middle - a, None))])
+    for start, stop in (a, middle), (middle, b):
+        place = [slice(None)] * axis + [slice(start - a, stop - a)]
+        _read_plain(tensor, offsets, [*inside[:axis], (start, stop), *inside[axis + 1 :]], out[tuple(place)])
 
 
 def _read_pieces(tensor: ChunkedTensor, starts: list[int], nbytes: int, extents: list[int]) -> npt.NDArray[Any]:
     """Pieces of *nbytes* at each of *starts*, as an array (n pieces, *extents) that lives until the next call."""
-    n, gap, word = len(starts), nbytes, tensor.dtype.word
-    if n > 1:
-        gap = starts[1] - starts[0]
-        if not nbytes <= gap <= nbytes + nbytes // 4 or any(b - a != gap for a, b in zip(starts, starts[1:], strict=False)):
-            gap = 0
+    n, word = len(starts), tensor.dtype.word
+    gap = _common_gap(starts, nbytes)
     if gap:  # the writer laid the chunks one after the other: one read, headers and all
-        total = (n - 1) * gap + nbytes
-        buffer = scratch("chunks", total)
+        buffer = scratch("chunks", (n - 1) * gap + nbytes)
         _read_exactly(tensor, buffer.data, starts[0])
     else:
         gap = nbytes
@@ -265,7 +263,17 @@ def _read_pieces(tensor: ChunkedTensor, starts: list[int], nbytes: int, extents:
     strides = [word.itemsize]
     for extent in reversed(extents[1:]):
         strides.append(strides[-1] * extent)
-    return np.ndarray((n, *extents), word, buffer, 0, (gap, *reversed(strides)))
+    pieces: npt.NDArray[Any] = np.ndarray((n, *extents), word, buffer, 0, (gap, *reversed(strides)))
+    return pieces
+
+
+def _common_gap(starts: list[int], nbytes: int) -> int:
+    """Distance of pieces that follow each other evenly and closely, 0 for others."""
+    if len(starts) == 1:
+        return nbytes
+    gap = starts[1] - starts[0]
+    close = nbytes <= gap <= nbytes + nbytes // 4
+    return gap if close and all(b - a == gap for a, b in itertools.pairwise(starts)) else 0
 
 
 def _copy(found: npt.NDArray[Any], out: npt.NDArray[Any], nbytes: int) -> None:
@@ -291,7 +299,8 @@ def _decode(tensor: ChunkedTensor, plan: _Plan, i: int) -> npt.NDArray[Any]:
         raise CorruptChunk(tensor.file.path, tensor.key, offset, f"chunk {i}: {error}") from error
     if np.may_share_memory(data, raw):
         data = data.copy()
-    return data.view(tensor.dtype.word).reshape(tensor.chunk)
+    tile: npt.NDArray[Any] = data.view(tensor.dtype.word).reshape(tensor.chunk)
+    return tile
 
 
 def _read_exactly(tensor: ChunkedTensor, out: memoryview, offset: int) -> None:

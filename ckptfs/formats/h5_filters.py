@@ -60,7 +60,7 @@ def _lz4(raw: Bytes, want: int) -> Bytes:
 
     if len(raw) < 12:
         raise ValueError("a chunk without its LZ4 header")
-    total, block = struct.unpack(">QI", raw[:12])
+    total, block = struct.unpack(">QI", raw[:12].tobytes())
     block = min(block, total)
     if total != want or block == 0 or total > _LZ4_RATIO * len(raw) or -(-total // block) * 4 > len(raw):
         raise ValueError(f"its LZ4 header says {total} bytes in blocks of {block}, for a chunk of {want} bytes")

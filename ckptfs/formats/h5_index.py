@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class H5Object:
     attributes: Mapping[str, Any]
     problem: str | None = None
     """Why its data cannot be read."""
+    elsewhere: bool = False
+    """Whether the problem is that they are not in this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,44 @@ class Index:
     attributes: Mapping[str, Any]
     """Attributes of the root group that describe the file."""
     metadata: Mapping[str, Any]
-    """Flattened key to ``[names that are values, {stored name: fields}]``, or to the reason why not (text)."""
+    """As the child's ``Metadata`` says: flattened key to an entry of *fields*, a list, or a reason."""
+    fields: Sequence[Any]
     objects: Mapping[str, Any]
+    """Path to a record, or to ``[place in records, address]``."""
+    records: Sequence[H5Object]
 
     def get(self, name: str) -> H5Object | None:
         """The object stored under *name*, None when there is none."""
         raw = self.objects.get(object_path(name))
-        return None if raw is None else _object(self.file.path, name, raw)
+        if not isinstance(raw, list):
+            return None if raw is None else _object(self.file.path, name, raw)
+        try:
+            place, address = raw
+            shared = self.records[place]
+            assert shared.layout is not None
+            kind, first, second = shared.layout
+        except (ValueError, TypeError, IndexError) as error:
+            raise CorruptHeader(self.file.path, f"{name}: the indexing process answered nonsense") from error
+        layout = (kind, address, second) if kind == "contiguous" else (kind, first, address)
+        return H5Object(
+            shared.shape,
+            shared.type,
+            layout,
+            shared.filters,
+            shared.fill,
+            shared.attributes,
+            shared.problem,
+            shared.elsewhere,
+        )
+
+    def stored(self, key: str) -> tuple[list[str], Mapping[str, Any]] | str:
+        """(names that are values, {stored name: fields}) of a flattened key; text: why there is no such thing."""
+        found = self.metadata.get(key, "its metadata are missing")
+        if type(found) is int and 0 <= found < len(self.fields):
+            return [key], {key: self.fields[found]}
+        if isinstance(found, list) and len(found) == 2:
+            return found[0], found[1]
+        return found if isinstance(found, str) else "the indexing process answered nonsense"
 
 
 def object_path(name: str) -> str:
@@ -81,10 +114,13 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
     file = open_file(path)
     try:
         answer = _ask(file, None, library)
-        parts = answer["base"], answer["file"], answer["metadata"], answer["objects"]
-        if type(parts[0]) is not int or not all(isinstance(part, dict) for part in parts[1:]):
+        maps = answer["file"], answer["metadata"], answer["objects"]
+        lists = answer["fields"], answer["records"]
+        sound = all(isinstance(part, dict) for part in maps) and all(isinstance(part, list) for part in lists)
+        if type(answer["base"]) is not int or not sound:
             raise CorruptHeader(file.path, "the indexing process answered nonsense")
-        return Index(file, *parts)
+        records = [_object(file.path, "a dataset", raw) for raw in lists[1]]
+        return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records)
     except KeyError as error:
         os.close(file.fd)
         raise CorruptHeader(file.path, "the indexing process answered nonsense") from error
@@ -143,12 +179,14 @@ def _object(path: str, name: str, raw: Any) -> H5Object:
             return H5Object(None, "other", None, (), None, {}, raw["error"])
         link = raw.get("link")
         if "shape" not in raw:
-            return H5Object(None, "other", None, (), None, {}, f"an HDF5 {link} link stands in its place")
+            return H5Object(None, "other", None, (), None, {}, f"an HDF5 {link} link stands in its place", True)
         problem = f"its data lie in {link}, outside of the file" if link else None
         shape = None if raw["shape"] is None else tuple(raw["shape"])
         filters = tuple((number, tuple(values)) for number, _, values in raw["filters"])
         fill = None if raw["fill"] is None else base64.b64decode(raw["fill"])
-        return H5Object(shape, raw["type"], _layout(raw["layout"]), filters, fill, raw["attrs"], problem)
+        return H5Object(
+            shape, raw["type"], _layout(raw["layout"]), filters, fill, raw["attrs"], problem, link is not None
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptHeader(path, f"{name}: the indexing process answered nonsense") from error
 

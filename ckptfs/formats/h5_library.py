@@ -99,7 +99,7 @@ def object_record(dataset: h5d.DatasetID, wanted: frozenset[str]) -> dict[str, A
         "shape": None if null else dataset.shape,
         "type": type_name(dataset.get_type()),
         "layout": None if null else _layout(dataset, plist),
-        "filters": [_filter(plist.get_filter(i)) for i in range(plist.get_nfilters())],
+        "filters": tuple(plist.get_filter(i)[:3] for i in range(plist.get_nfilters())),
         "fill": _fill_value(plist, dataset),
     }
     attributes = h5py.AttributeManager(h5py.Dataset(dataset))
@@ -130,11 +130,6 @@ def _nbytes(dataset: h5d.DatasetID) -> int:
     for extent in dataset.shape or ():
         n *= extent
     return int(n)
-
-
-def _filter(found: tuple[int, int, tuple[int, ...], bytes]) -> tuple[int, int, list[int]]:
-    number, flags, values, _ = found
-    return number, flags, list(values)
 
 
 def _fill_value(plist: Any, dataset: h5d.DatasetID) -> bytes | None:

@@ -138,7 +138,7 @@ def layout(data: bytes) -> Layout:
     raise Unsupported(f"layout class {kind}")
 
 
-def filters(data: bytes) -> list[tuple[int, int, list[int]]]:
+def filters(data: bytes) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     """(filter id, flags, client values) in the order in which they were applied on writing."""
     version, count = data[0], data[1]
     if version not in (1, 2):
@@ -153,10 +153,16 @@ def filters(data: bytes) -> list[tuple[int, int, list[int]]]:
             at += 2
         flags, n_values = struct.unpack_from("<HH", data, at + 2)
         at += 6 + n_name
-        values = list(struct.unpack_from(f"<{n_values}I", data, at))
+        values = struct.unpack_from(f"<{n_values}I", data, at)
         at += 4 * (n_values + (n_values & 1 if version == 1 else 0))
         found.append((number, flags, values))
-    return found
+    return tuple(found)
+
+
+def attribute_name(data: bytes) -> bytes:
+    """The name alone, of an attribute message whose version may still be unknown."""
+    at = 9 if data[0] == 3 else 8
+    return data[at : at + (data[2] | data[3] << 8) - 1]
 
 
 def attribute(data: bytes, types: dict[bytes, str]) -> tuple[str, str, tuple[int, ...] | None, bytes]:

@@ -89,7 +89,9 @@ def stored_dtype(found: H5Object) -> DType | None:
     return _DTYPES.get(found.type)
 
 
-_DTYPES = {name: dtype for np_dtype, dtype in BY_NUMPY.items() for name in (np_dtype.str, np_dtype.newbyteorder(">").str)}
+_DTYPES = {
+    name: dtype for np_dtype, dtype in BY_NUMPY.items() for name in (np_dtype.str, np_dtype.newbyteorder(">").str)
+}
 
 
 def stored_as(found: H5Object, dtype: DType) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ckptfs.errors import CorruptHeader
@@ -23,7 +24,7 @@ MAX_BLOCK = 256 << 20
 """Largest single piece of metadata that is read, in bytes."""
 MAX_GROUP_DEPTH = 64
 _PAGE = 16 << 10
-_MAX_PAGES = 2048
+_MAX_PAGES = 256
 
 _MESSAGE = struct.Struct("<HHB")
 _SYMBOL = struct.Struct("<QQI4xQQ")
@@ -39,6 +40,8 @@ class MetadataFile:
         self.size = os.fstat(fd).st_size
         self.base = 0
         self.types: dict[bytes, str] = {}
+        self.decoded: dict[tuple[int, bytes], Any] = {}
+        """Messages already decoded."""
         self._pages: dict[int, bytes] = {}
         self._heaps: dict[int, tuple[bytes, dict[int, tuple[int, int]]]] = {}
         self._heap_bytes = 0
@@ -72,7 +75,7 @@ class MetadataFile:
                 self._heap_bytes = 0
             heap = self._heaps[address] = self._collection(address)
             self._heap_bytes += len(heap[0])
-        start, n = heap[1][index] if index in heap[1] else (0, -1)
+        start, n = heap[1].get(index, (0, -1))
         if n < 0:
             raise CorruptHeader(self.path, f"text {index} of the heap at byte {address} does not exist")
         return heap[0][start : start + n]
@@ -121,7 +124,7 @@ def open_superblock(file: MetadataFile) -> int:
     return int(root)
 
 
-def header_messages(file: MetadataFile, address: int) -> Iterator[tuple[int, bytes]]:
+def header_messages(file: MetadataFile, address: int) -> list[tuple[int, bytes]]:
     """(message type, body) of an object header of version 1 or 2, through all its continuation blocks."""
     head = file.read(address, 16)
     if head[:4] == b"OHDR":
@@ -136,36 +139,40 @@ def header_messages(file: MetadataFile, address: int) -> Iterator[tuple[int, byt
         prefix = 8
     else:
         raise CorruptHeader(file.path, f"no object header at byte {address}")
+    found: list[tuple[int, bytes]] = []
     seen = set()
     while blocks:
         start, size = blocks.pop()
         if start in seen:
             raise CorruptHeader(file.path, f"object header at byte {address} runs in a circle")
         seen.add(start)
-        for kind, body in _block_messages(file, file.read(start, size), prefix):
-            if kind != 0x10:
-                yield kind, body
-                continue
+        for body in _block_messages(file, file.read(start, size), prefix, found):
             next_start, next_size = struct.unpack_from("<QQ", body)
             # Version 2 wraps a continuation in "OCHK" and a checksum.
             blocks.append((next_start, next_size) if prefix == 8 else (next_start + 4, next_size - 8))
+    return found
 
 
-def _block_messages(file: MetadataFile, block: bytes, prefix: int) -> Iterator[tuple[int, bytes]]:
-    at, stop = 0, len(block)
+def _block_messages(file: MetadataFile, block: bytes, prefix: int, found: list[tuple[int, bytes]]) -> list[bytes]:
+    """Append the messages of one block to *found*; the bodies of its continuation messages."""
+    at, stop, more = 0, len(block), []
     while at + prefix <= stop:
         if prefix == 8:
             kind, size, flags = _MESSAGE.unpack_from(block, at)
         else:
             kind, size, flags = block[at], block[at + 1] | block[at + 2] << 8, block[at + 3]
         at += prefix
-        if at + size > stop:
-            raise CorruptHeader(file.path, "a message reaches past its object header")
-        if kind:
-            if flags & 2 and kind != 0x10:
-                raise Unsupported("shared message")
-            yield kind, block[at : at + size]
+        body = block[at : at + size]
         at += size
+        if at > stop:
+            raise CorruptHeader(file.path, "a message reaches past its object header")
+        if kind == 0x10:
+            more.append(body)
+        elif kind:
+            if flags & 2:
+                raise Unsupported("shared message")
+            found.append((kind, body))
+    return more
 
 
 def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[tuple[str, int, int, int, int]]:
@@ -236,25 +243,25 @@ def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str]) ->
 
 def object_record(file: MetadataFile, address: int, wanted: frozenset[str]) -> dict[str, Any]:
     """Shape, type, layout, filters, fill value and the *wanted* attributes of a dataset; "group" for a group."""
-    record: dict[str, Any] = {"shape": None, "type": "other", "layout": None, "filters": [], "fill": None}
+    record: dict[str, Any] = {"shape": None, "type": "other", "layout": None, "filters": (), "fill": None}
     attributes = record["attrs"] = {}
     for kind, body in header_messages(file, address):
-        if kind == 0x01:
-            record["shape"] = messages.dataspace(body)
-        elif kind == 0x03:
-            record["type"] = messages.datatype(body)[0]
-        elif kind in (0x04, 0x05):
-            record["fill"] = messages.fill_value(kind, body) or record["fill"]
-        elif kind == 0x07:
-            record["link"] = "external storage"
+        if kind == 0x0C:
+            name = messages.attribute_name(body).decode(errors="surrogateescape")
+            if name in wanted:
+                _, type_name, shape, raw = messages.attribute(body, file.types)
+                attributes[name] = attribute_value(file, type_name, shape, raw)
+        elif kind in _DECODERS:
+            field, decode = _DECODERS[kind]
+            # datasets have few different shapes, types and filters
+            value = file.decoded.get((kind, body), file)
+            if value is file:
+                value = file.decoded[kind, body] = decode(body)
+            record[field] = value or record[field] if field == "fill" else value
         elif kind == 0x08:
             record["layout"] = _absolute(messages.layout(body), file.base)
-        elif kind == 0x0B:
-            record["filters"] = messages.filters(body)
-        elif kind == 0x0C:
-            name, type_name, shape, raw = messages.attribute(body, file.types)
-            if name in wanted:
-                attributes[name] = attribute_value(file, type_name, shape, raw)
+        elif kind == 0x07:
+            record["link"] = "external storage"
         elif kind == 0x11:
             return {"group": struct.unpack_from("<QQ", body)}
         elif kind == 0x15 and _is_dense(body):
@@ -264,6 +271,15 @@ def object_record(file: MetadataFile, address: int, wanted: frozenset[str]) -> d
     if record["shape"] is None:
         record["layout"] = None
     return record
+
+
+_DECODERS: dict[int, tuple[str, Callable[[bytes], Any]]] = {
+    0x01: ("shape", messages.dataspace),
+    0x03: ("type", lambda body: messages.datatype(body)[0]),
+    0x04: ("fill", partial(messages.fill_value, 4)),
+    0x05: ("fill", partial(messages.fill_value, 5)),
+    0x0B: ("filters", messages.filters),
+}
 
 
 def _absolute(layout: messages.Layout, base: int) -> messages.Layout:

@@ -1,0 +1,122 @@
+"""The tree spec of a checkpoint: the nested containers, and the flattened key of each leaf.
+
+``__spec__`` is JSON ``[example, treespec]``; treespec is JSON text ``[1, node]``; a node is
+``{"type": T, "context": C, "children_spec": [node, …]}`` with C again JSON text, and type null for a leaf. The
+flattened key joins dict keys and positions with dots. Only the known container types are accepted; nothing is
+imported or called by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfs.errors import CorruptHeader
+from ckptfs.formats.source import Node
+
+MAX_DEPTH = 300
+MAX_NODES = 10_000_000
+MAX_KEY_CHARS = 512 << 20
+"""Characters of all flattened keys together: long keys on many levels multiply."""
+PROTOCOL = 1
+_DICTS = {"builtins.dict": "dict", "collections.OrderedDict": "OrderedDict"}
+_SEQUENCES = {
+    "builtins.list": "list",
+    "builtins.tuple": "tuple",
+    "builtins.set": "set",
+    "collections.deque": "deque",
+    "collections.namedtuple": "namedtuple",
+}
+
+
+@dataclass(slots=True)
+class _Walk:
+    path: str
+    keys: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    n_nodes: int = 0
+    n_chars: int = 0
+
+
+def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
+    """(tree, flattened keys in order, warnings) of a ``__spec__`` attribute.
+
+    A key that two leaves share stands once in the list. Raises `CorruptHeader` for broken JSON, an unknown protocol
+    or container type, and for trees deeper than `MAX_DEPTH`.
+    """
+    try:
+        outer = json.loads(text)
+        protocol, root = json.loads(outer[1])
+    except RecursionError as error:
+        raise CorruptHeader(path, f"its tree spec is nested deeper than {MAX_DEPTH} levels") from error
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
+    if protocol != PROTOCOL:
+        raise CorruptHeader(path, f"its tree spec has protocol {protocol!r:.40}; only {PROTOCOL} is known")
+    walk = _Walk(path)
+    try:
+        tree = _node(walk, "", root, 0)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
+    if isinstance(tree, str):
+        raise CorruptHeader(path, "its tree spec holds a single value, not a state dict")
+    keys = list(dict.fromkeys(walk.keys))
+    if len(keys) < len(walk.keys):
+        twice = sorted({key for key in walk.keys if key in _repeated(walk.keys)})
+        walk.warnings.append(f"several entries have the same flattened key and share its data: {', '.join(twice[:8])}")
+    return tree, keys, walk.warnings
+
+
+def _repeated(keys: Sequence[str]) -> set[str]:
+    seen: set[str] = set()
+    return {key for key in keys if key in seen or seen.add(key)}  # type: ignore[func-returns-value]
+
+
+def _node(walk: _Walk, key: str, spec: dict[str, Any], depth: int) -> Node | str:
+    kind, children = spec["type"], spec["children_spec"]
+    walk.n_nodes += 1
+    walk.n_chars += len(key)
+    if depth > MAX_DEPTH:
+        raise CorruptHeader(walk.path, f"its tree spec is nested deeper than {MAX_DEPTH} levels")
+    if walk.n_nodes > MAX_NODES or walk.n_chars > MAX_KEY_CHARS:
+        raise CorruptHeader(walk.path, "its tree spec is unreasonably large")
+    if kind is None:
+        walk.keys.append(key)
+        return key
+    name, keys, parts = _container(walk, key, kind, spec["context"], len(children))
+    prefix = f"{key}." if depth else ""
+    made = []
+    for part, child in zip(parts, children, strict=False):
+        made.append(_node(walk, prefix + part, child, depth + 1))
+    return Node(name, keys, tuple(made))
+
+
+def _container(
+    walk: _Walk, key: str, kind: str, context: Any, n: int
+) -> tuple[str, tuple[object, ...] | None, list[str]]:
+    """(type of the node, dict keys or None, path component of each child)."""
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind], None, [str(i) for i in range(n)]
+    if isinstance(context, str):
+        context = json.loads(context)
+    if kind == "collections.defaultdict":
+        return _defaultdict(walk, key, context, n)
+    if kind not in _DICTS:
+        raise CorruptHeader(walk.path, f"its tree spec names the unknown container type {kind!r:.80}")
+    keys = tuple(context)
+    if len(keys) != n or not all(isinstance(k, (str, int, float, bool, type(None))) for k in keys):
+        raise ValueError(f"{len(keys)} keys for {n} entries")
+    return _DICTS[kind], keys, [str(k) for k in keys]
+
+
+def _defaultdict(walk: _Walk, key: str, context: Any, n: int) -> tuple[str, tuple[object, ...] | None, list[str]]:
+    """The writer names the entries of a defaultdict after its factory and its list of keys, and loses the third."""
+    keys, module, factory = context["dict_context"], context["default_factory_module"], context["default_factory_name"]
+    shown = factory if module == "builtins" else f"{module}.{factory}"
+    parts = [f"<class '{shown}'>", str(keys)][: min(n, len(keys))]
+    if n > len(parts):
+        lost = ", ".join(str(k) for k in keys[2:10])
+        walk.warnings.append(f"{key or 'the state dict'}: the writer lost entries of a defaultdict ({lost})")
+    return "dict", tuple(keys[: len(parts)]), parts
