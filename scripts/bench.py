@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Measures ckptfs against its targets P1 to P8 and prints a table; see docs/performance.md.
+
+Run it with the Python of the environment that ckptfs is installed in: .venv/bin/python scripts/bench.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import click
+from benchmarks import footprint, readiness, throughput
+from benchmarks.common import Bench, Result
+
+from ckptfs.cli.options import size
+
+MEASURES: dict[str, tuple[str, tuple[str, ...], Callable[[Bench], Result]]] = {
+    "P1": ("cat of a renamed model / loopback of its copy", ("h5py", "hdf5plugin"), throughput.rename_only),
+    "P2": ("the same, rows and axes moved (worse of GPT-2, Llama)", ("h5py", "hdf5plugin"), throughput.moved),
+    "P3": ("every tensor, own reader / h5py (worse of bf16, f32)", ("h5py", "hdf5plugin"), throughput.own_reader),
+    "P4": ("mount + from_pretrained, against a conversion", ("h5py", "torch", "transformers"), readiness.first_model),
+    "P5": ("peak memory of the daemon, 70B and 7B streamed", ("h5py", "lz4"), footprint.peak_memory),
+    "P6": ("mount ready, Llama 70B with AdamW state", ("h5py", "lz4"), readiness.ready),
+    "P7": ("random 4 KiB reads, median", ("h5py", "hdf5plugin"), footprint.random_reads),
+    "P8": ("two readers / one reader", ("h5py", "hdf5plugin"), throughput.two_readers),
+}
+"""Measure to what it is, the packages that it needs, and its function."""
+
+
+def measure_names(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
+    """The names in ``P1,P3``; all without *text*."""
+    names = text.upper().split(",") if text else list(MEASURES)
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: the measures are {', '.join(MEASURES)}")
+    return names
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(), metavar="FILE", help="Write the results there, too.")
+@click.option("--work", type=click.Path(), metavar="DIR", help="Folder for the checkpoints, 5 GB (a temporary one).")
+@click.option("--size", "nbytes", type=size, default="1GB", show_default=True, help="Size of the checkpoints to read.")
+@click.option("--only", callback=measure_names, metavar="P1,P3", help="Only these measures.")
+@click.option("--checkpoint", type=click.Path(exists=True), metavar="FILE", help="A Llama .mdl instead of made ones.")
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Repeats of each comparison.")
+@click.option("--keep", is_flag=True, help="Leave what was made.")
+def main(
+    json_file: str | None,
+    work: str | None,
+    nbytes: int,
+    only: list[str],
+    checkpoint: str | None,
+    runs: int,
+    keep: bool,
+) -> None:
+    """Measure ckptfs against its targets P1 to P8; see docs/performance.md."""
+    if not os.path.exists("/dev/fuse"):
+        raise click.ClickException("/dev/fuse does not exist; 'ckptfs doctor' says what to do")
+    source = os.path.abspath(checkpoint) if checkpoint else None
+    found: dict[str, Result] = {}
+    with _work_folder(work, keep) as folder:
+        os.environ["XDG_STATE_HOME"] = os.path.join(folder, "state")  # logs of the mounts
+        bench = Bench(folder, nbytes, runs, source, keep)
+        for name in only:
+            result = _measure(name, bench)
+            if result is not None:
+                found[name] = result
+                click.echo(row(name, result))
+            if json_file:
+                write_json(json_file, found)
+
+
+def row(name: str, result: Result) -> str:
+    """One line of the table, with what was missed below it."""
+    values = ", ".join(f"{v:.3g}" for v in result.runs)
+    target = f"{'<=' if result.at_most else '>='} {result.target:g}"
+    line = f"{name}  {MEASURES[name][0]:<56} {result.value:>8.3g} {result.unit:<11} {target:>8}  "
+    line += f"{'met' if result.met else 'missed'} ({values})"
+    return line + (f"\n    {result.unmet}" if result.unmet else "")
+
+
+def write_json(path: str, found: dict[str, Result]) -> None:
+    """``{"P1": {"value", "unit", "target", "met", "runs", …}, …}``"""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({name: result.as_json() for name, result in found.items()}, file, indent=2)
+        file.write("\n")
+
+
+def _measure(name: str, bench: Bench) -> Result | None:
+    """The result, or None after saying what is missing."""
+    title, packages, measure = MEASURES[name]
+    missing = [p for p in packages if importlib.util.find_spec(p) is None]
+    if missing:
+        click.echo(f"{name}  {title}: skipped, needs {', '.join(missing)} (pip install {' '.join(missing)})")
+        return None
+    start = time.perf_counter()
+    result = measure(bench)
+    result.more["took s"] = time.perf_counter() - start
+    return result
+
+
+@contextlib.contextmanager
+def _work_folder(given: str | None, keep: bool) -> Iterator[str]:
+    """The folder for checkpoints and mount points; a temporary one is removed unless *keep*."""
+    if given:
+        os.makedirs(given, exist_ok=True)
+        yield os.path.abspath(given)
+        return
+    # /tmp may be memory, which would make the cold figures warm and the memory short.
+    work = tempfile.mkdtemp(prefix="ckptfs-bench-", dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+    try:
+        yield work
+    finally:
+        if keep:
+            click.echo(f"kept: {work}")
+        else:
+            shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What all measures share: the options, the result, and the checkpoints that are made at their first use."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import files, models
+from benchmarks.models import Model
+
+MIB = 1 << 20
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What was asked for on the command line."""
+
+    work: str
+    size: int
+    runs: int
+    checkpoint: str | None = None
+    keep: bool = False
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.work, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A figure, what it should be, and what it is made of."""
+
+    value: float
+    unit: str
+    target: float
+    runs: list[float]
+    at_most: bool = False
+    """Whether less is better."""
+    unmet: str | None = None
+    """What else was missed, although *value* is within the target."""
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        reached = self.value <= self.target if self.at_most else self.value >= self.target
+        return reached and self.unmet is None
+
+    def as_json(self) -> dict[str, Any]:
+        about = {"value": self.value, "unit": self.unit, "target": self.target, "met": self.met, "runs": self.runs}
+        about |= {"unmet": self.unmet} if self.unmet else {}
+        return {name: _finite(part) for name, part in (about | self.more).items()}
+
+
+def _finite(value: Any) -> Any:
+    """*value* with None for numbers that JSON has not: what could not be measured."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def checkpoint(bench: Bench, name: str, make: Callable[[], Model]) -> str:
+    """The checkpoint given by the user, or one made in the work folder at its first use."""
+    if bench.checkpoint:
+        return bench.checkpoint
+    path = bench.path(f"{name}.mdl")
+    if not os.path.exists(path):
+        files.write_checkpoint(path, make())
+    return path
+
+
+def renamed(bench: Bench) -> str:
+    return checkpoint(bench, "renamed", lambda: models.mostly_renamed(bench.size))
+
+
+def llama(bench: Bench) -> str:
+    return checkpoint(bench, "llama", lambda: models.usual_llama(bench.size))
+
+
+def median(values: Iterable[float]) -> float:
+    """The median; NaN of nothing."""
+    kept = list(values)
+    return statistics.median(kept) if kept else math.nan
+
+
+def remove(bench: Bench, path: str) -> None:
+    """Remove what a measure made, unless it is to be kept."""
+    if not bench.keep:
+        os.unlink(path)

@@ -1,0 +1,153 @@
+"""Mounts to measure: ckptfs as a user starts it, and a bare loopback through the same adapter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptfs.daemon import mount_in_background, state_file, unmount_and_wait
+from ckptfs.errors import CkptfsError
+from ckptfs.fuse import MountOptions
+from ckptfs.layouts.extent import File
+from ckptfs.tree.node import Folder, Leaf, Tree
+
+SCRIPTS = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A live mount: where, the daemon's process, and how long mounting took."""
+
+    path: str
+    pid: int
+    seconds: float
+
+    def status(self, name: str) -> int:
+        """A field of ``/proc/PID/status``, such as VmHWM, in bytes."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the daemon has used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def bytes_read(self) -> int:
+        """Bytes that the daemon has read so far, requests of the kernel included."""
+        return int(Path(f"/proc/{self.pid}/io").read_text().split()[1])
+
+
+@contextlib.contextmanager
+def ckptfs_mount(source: str, mountpoint: str, *options: str) -> Iterator[Mounted]:
+    """``ckptfs mount`` in a process of its own."""
+    with _mounted(mountpoint, [sys.executable, "-m", "ckptfs", "mount", source, mountpoint, *options]) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def loopback_mount(folder: str, mountpoint: str) -> Iterator[Mounted]:
+    """The files of *folder* as they are, through the adapter of ckptfs with its default settings."""
+    with _mounted(mountpoint, [sys.executable, "-m", "benchmarks.mounting", folder, mountpoint]) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def _mounted(mountpoint: str, command: list[str]) -> Iterator[Mounted]:
+    os.makedirs(mountpoint, exist_ok=True)
+    try:
+        start = time.perf_counter()
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        yield Mounted(mountpoint, int(Path(state_file(mountpoint, ".pid")).read_text().split()[0]), seconds)
+    finally:
+        _unmount(mountpoint)
+
+
+def environment() -> dict[str, str]:
+    """For processes that import ``ckptfs`` and ``benchmarks`` from this checkout."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([SCRIPTS, str(Path(SCRIPTS).parent)])}
+
+
+def _unmount(mountpoint: str) -> None:
+    if not os.path.ismount(mountpoint):
+        return
+    try:
+        unmount_and_wait(mountpoint)
+    except CkptfsError:
+        unmount_and_wait(mountpoint, lazy=True)
+
+
+def cat(*paths: str) -> float:
+    """Seconds until as many ``cat PATH > /dev/null`` at once are done."""
+    start = time.perf_counter()
+    running = [subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL) for path in paths]
+    codes = [p.wait() for p in running]
+    if any(codes):
+        raise RuntimeError(f"cat {' '.join(paths)} failed")
+    return time.perf_counter() - start
+
+
+def cat_halves(path: str) -> float:
+    """Seconds until two processes at once have read one half of the file each."""
+    block = 1 << 20
+    half = os.path.getsize(path) // 2 // block
+    ends = [["count=" + str(half)], ["skip=" + str(half)]]
+    start = time.perf_counter()
+    command = ["dd", f"if={path}", "of=/dev/null", f"bs={block}", "status=none"]
+    running = [subprocess.Popen([*command, *end]) for end in ends]
+    codes = [p.wait() for p in running]
+    if any(codes):
+        raise RuntimeError(f"dd of {path} failed")
+    return time.perf_counter() - start
+
+
+def warm(path: str) -> None:
+    """Bring a file into the page cache."""
+    cat(path)
+
+
+def drop_caches() -> bool:
+    """Empty the page cache; False where only root may."""
+    try:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Passthrough:
+    """A file of the disk as a file of the tree: one ``preadv`` straight into the kernel's reply."""
+
+    fd: int
+    size: int
+
+    def read_into(self, offset: int, out: memoryview) -> int:
+        return os.preadv(self.fd, [out], offset)
+
+
+def loopback_tree(folder: str) -> Tree:
+    """A tree with the regular files of *folder*."""
+    leaves: dict[str, Leaf | Folder] = {}
+    for entry in os.scandir(folder):
+        file = Passthrough(os.open(entry.path, os.O_RDONLY), entry.stat().st_size)
+        leaves[entry.name] = Leaf(_as_file(file))
+    return Tree(Folder(lambda: dict(leaves)), os.stat(folder).st_mtime_ns)
+
+
+def _as_file(file: Passthrough) -> File:
+    """A `Passthrough` where a `File` is wanted: the adapter uses its size and read_into alone."""
+    return file  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    mount_in_background(loopback_tree(sys.argv[1]), os.path.abspath(sys.argv[2]), MountOptions())

@@ -1,0 +1,157 @@
+"""The benchmark measures real checkpoints: what it writes is read correctly, and its results have their shape."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptfs
+from ckptfs.tensors.read import to_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import bench
+from benchmarks import emit, files, models
+from benchmarks.common import Bench, Result
+from benchmarks.mounting import loopback_tree
+from benchmarks.state import Stored, flatten, metadata_text
+
+SMALL = models.llama(hidden=64, ffn=96, layers=2, heads=4, kv=2, vocab=300)
+
+
+@pytest.fixture(scope="module")
+def h5py() -> Any:
+    pytest.importorskip("hdf5plugin")
+    return pytest.importorskip("h5py")
+
+
+def test_a_written_checkpoint_says_itself_what_it_is(h5py: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    files.write_checkpoint(str(path), SMALL)
+    with ckptfs.open(path) as opened:
+        assert opened.metadata[-1]["params"]["trainer"]["init"]["model"] == SMALL.config
+        view = ckptfs.view(opened)
+        assert view.config["num_key_value_heads"] == 2
+        assert view["model.layers.1.mlp.up_proj.weight"].shape == (96, 64)
+
+
+def test_a_written_checkpoint_is_read_as_h5py_reads_it(h5py: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    files.write_checkpoint(str(path), models.gpt2(64, 1, vocab=300, dtype="float32"), optimizer=True)
+    with ckptfs.open(path) as opened, h5py.File(path) as file:
+        tensors = opened.source.tensors()
+        assert sorted(tensors) == sorted(file)
+        for key, tensor in tensors.items():
+            assert to_bytes(tensor) == file[key][()].tobytes(), key
+
+
+def test_weights_are_stored_plainly_as_in_trained_models(h5py: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    files.write_checkpoint(str(path), models.llama(256, 512, 1, 4, 2, 1024))
+    assert files.stored_plainly(str(path)) == 1
+
+
+def test_weights_are_normal_and_differ_between_tensors() -> None:
+    pool = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
+    first, second = (files.weights(pool, i, Stored((300, 300), "float32")) for i in (1, 2))
+    assert abs(first.mean()) < 0.05 and abs(first.std() - 1) < 0.05
+    assert not np.array_equal(first, second)
+    short = files.weights(pool, 1, Stored((300, 300), "bfloat16"))
+    assert np.array_equal(short.view(np.uint16), first.view(np.uint32) >> 16)
+
+
+def test_an_emitted_checkpoint_is_what_libhdf5_reads(h5py: Any, tmp_path: Path) -> None:
+    path = tmp_path / "e.mdl"
+    pattern = np.random.default_rng(1).bytes(1 << 16)
+    model = models.llama(256, 320, 40, 4, 2, 500)  # enough keys for two levels of each tree
+    state = models.state_dict(model, optimizer=True)
+    n = emit.emit_checkpoint(str(path), state, {"model.embedding": bytes(8), "model.": pattern})
+    leaves = dict(flatten(state))
+    assert n == len(leaves) > 1000
+    with h5py.File(path) as file:
+        assert len(file.attrs) == n + 4
+        for key, leaf in leaves.items():
+            assert file.attrs[f"{key}.__metadata__"] == metadata_text(key, leaf)
+        assert set(file) == {key for key, leaf in leaves.items() if isinstance(leaf, Stored)}
+        for key in file:
+            assert file[key].shape == leaves[key].shape
+            assert file[key].attrs["dtypes"][0] == f"torch.{leaves[key].dtype}"
+        with ckptfs.open(path) as opened:
+            tensors = opened.source.tensors()
+            for key in [k for k in file if k.startswith("model.")][:40]:
+                assert to_bytes(tensors[key]) == file[key][()].tobytes(), key
+        stored = file["model.transformer_decoder.layers.0.ffn.ffn.1.linear_layer.weight"]
+        nbytes = int(np.prod(stored.chunks)) * 2
+        assert stored[: stored.chunks[0], : stored.chunks[1]].tobytes() == pattern[:nbytes]
+        assert stored.id.get_chunk_info(0).size == nbytes + struct.calcsize(">QII")
+        assert not file["model.embedding_layer.word_embeddings.weight"][...].any()
+
+
+def test_emitted_and_written_checkpoints_have_the_same_structure(h5py: Any, tmp_path: Path) -> None:
+    files.write_checkpoint(str(tmp_path / "w.mdl"), SMALL)
+    emit.emit_checkpoint(str(tmp_path / "e.mdl"), models.state_dict(SMALL), {"model.": b"\1\2"})
+    with h5py.File(tmp_path / "w.mdl") as written, h5py.File(tmp_path / "e.mdl") as emitted:
+        assert dict(written.attrs) == dict(emitted.attrs)
+        for key in written:
+            a, b = written[key], emitted[key]
+            assert (a.shape, a.dtype, a.chunks) == (b.shape, b.dtype, b.chunks)
+            assert filters(a) == filters(b) == ([(32004, 1, (0,))] if a.shape else [])
+            assert sorted(a.attrs) == sorted(b.attrs)
+            assert all(np.array_equal(a.attrs[name], b.attrs[name]) for name in a.attrs)
+
+
+def filters(dataset: Any) -> list[tuple[int, int, tuple[int, ...]]]:
+    plist = dataset.id.get_create_plist()
+    return [plist.get_filter(i)[:3] for i in range(plist.get_nfilters())]
+
+
+def test_sizes_follow_what_was_asked_for() -> None:
+    for make in (models.mostly_renamed, models.usual_llama, models.usual_gpt2):
+        assert 1e9 <= make(10**9).nbytes < 1.2e9
+    assert models.llama_70b().nbytes == pytest.approx(2 * 68.98e9, rel=1e-3)
+
+
+def test_p1_is_nearly_all_renames() -> None:
+    model = models.mostly_renamed(10**9)
+    moved = sum(t.nbytes for key, t in model.tensors.items() if "proj_q_" in key or "proj_k_" in key)
+    assert moved < 0.02 * model.nbytes
+
+
+def test_the_loopback_shows_files_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    found: Any = loopback_tree(str(tmp_path)).lookup("/a")
+    out = bytearray(6)
+    try:
+        assert found.size == 10
+        assert found.file.read_into(7, memoryview(out)) == 3
+        assert bytes(out[:3]) == b"789"
+    finally:
+        os.close(found.file.fd)
+
+
+def test_json_has_the_fields_that_readers_rely_on(tmp_path: Path) -> None:
+    good = Result(0.83, "ratio", 0.8, [0.83], more={"cold": float("nan")})
+    slow = Result(0.4, "s", 0.5, [0.4], at_most=True, unmet="100,000 keys: 4 s, target 3 s")
+    bench.write_json(str(tmp_path / "r.json"), {"P1": good, "P6": slow})
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["P1"] == {"value": 0.83, "unit": "ratio", "target": 0.8, "met": True, "runs": [0.83], "cold": None}
+    assert found["P6"]["met"] is False
+    assert "missed" in bench.row("P6", slow)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("name", ["P2", "P7"])
+def test_a_measure_runs_and_leaves_no_mount(h5py: Any, tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = tmp_path / "a.mdl"
+    files.write_checkpoint(str(source), models.llama(256, 320, 1, 4, 2, 32000))
+    result = bench.MEASURES[name][2](Bench(str(tmp_path), 10**6, 1, str(source)))
+    assert result.value > 0
+    assert not os.path.ismount(tmp_path / "mnt")
