@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from ckptfs import fuse
 from ckptfs.errors import CkptfsError, MountError
 from ckptfs.fuse import MountOptions
-from ckptfs.mounts import WAIT_S, resolve, unmount
+from ckptfs.mounts import WAIT_S, raise_read_ahead, read_ahead_file, resolve, unmount
 from ckptfs.tree.node import Tree
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def mount_in_foreground(
     """Mount *tree* and serve it until it is unmounted or a signal ends it; the log goes to stderr or *log_file*."""
     _log_to(_open_log(log_file) if log_file else sys.stderr, log_level)
     with _pid_file(mountpoint):
-        fuse.serve(tree, mountpoint, options, on_ready)
+        fuse.serve(tree, mountpoint, options, lambda: _settle(mountpoint, options, on_ready))
 
 
 def mount_in_background(
@@ -118,7 +119,8 @@ def _daemon(
         _detach(out)
         _log_to(sys.stderr, log_level)
         with _pid_file(mountpoint):
-            fuse.serve(tree, mountpoint, options, lambda: _report(report, _READY))
+            ready = partial(_report, report, _READY)
+            fuse.serve(tree, mountpoint, options, lambda: _settle(mountpoint, options, ready))
         log.info("unmounted %s", mountpoint)
         code = 0
     except (CkptfsError, OSError) as exc:
@@ -130,6 +132,25 @@ def _daemon(
             log.critical("the daemon failed", exc_info=True)
         logging.shutdown()
         os._exit(code)
+
+
+def _settle(mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
+    """Wait until the mount answers, raise its read-ahead, say that it is ready. A mount that fails at that is ended."""
+    try:
+        device = os.stat(mountpoint).st_dev
+    except OSError as exc:
+        log.error("the mount does not answer: %s", exc)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    try:
+        if options.read_ahead:
+            raise_read_ahead(device, options.read_ahead)
+    except OSError as exc:
+        kib = options.read_ahead >> 10
+        log.info("read-ahead stays low (%s); as root: echo %d > %s", exc, kib, read_ahead_file(device))
+    log.info("mounted on %s", mountpoint)
+    if on_ready is not None:
+        on_ready()
 
 
 def _detach(out: TextIO) -> None:

@@ -44,7 +44,7 @@ class MountOptions:
     """What a mount looks like to the system. Sizes in bytes."""
 
     threads: int = 4
-    """Threads that answer the kernel: one is fastest for one reader, a few serve several readers."""
+    """Threads that answer the kernel. One reader is served as fast by one; a few serve several, and slow sources."""
     uid: int = field(default_factory=os.getuid)
     gid: int = field(default_factory=os.getgid)
     umask: int = 0
@@ -103,14 +103,15 @@ def libfuse_version(soname: str) -> tuple[int, int]:
     return divmod(version, 100) if version >= 100 else divmod(version, 10)
 
 
-def serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None = None) -> None:
+def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable[[], None] | None = None) -> None:
     """Mount *tree* on *mountpoint* (absolute) and answer until it is unmounted or SIGINT, SIGTERM or SIGHUP comes.
 
-    Call it in the main thread: libfuse installs its signal handlers. *on_ready* runs in a thread of its own once
-    the mount answers. The working directory becomes ``/``. Raises `MountError` when the mount cannot be made.
+    Call it in the main thread: libfuse installs its signal handlers. *on_start* runs in a thread of its own when
+    the kernel has made the mount; it may use it. The working directory becomes ``/``. Raises `MountError` when the
+    mount cannot be made.
     """
     binding = load_binding()
-    adapter = Adapter(binding, tree, options, functools.partial(_settle, mountpoint, options, on_ready))
+    adapter = Adapter(binding, tree, options, on_start)
     args = [
         b"ckptfs",
         *(a.encode("utf-8", "surrogateescape") for a in _arguments(binding, options)),
@@ -146,44 +147,14 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
     return [*flags, "-o", ",".join([*opts, *options.extra])]
 
 
-def _settle(mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
-    """Wait until the mount answers, raise its read-ahead, say that it is ready."""
-    try:
-        device = os.stat(mountpoint).st_dev
-    except OSError as exc:
-        log.error("the mount does not answer: %s", exc)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
-    if options.read_ahead:
-        raise_read_ahead(device, options.read_ahead)
-    log.info("mounted on %s", mountpoint)
-    if on_ready is not None:
-        on_ready()
-
-
-def read_ahead_file(device: int) -> str:
-    """Where the kernel keeps the read-ahead window (KiB) of a mount's device number."""
-    return f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-
-
-def raise_read_ahead(device: int, nbytes: int) -> None:
-    """Set the read-ahead window of a mount; only root may, others get a hint in the log."""
-    path = read_ahead_file(device)
-    try:
-        with open(path, "w") as f:
-            f.write(str(nbytes >> 10))
-    except OSError as exc:
-        log.info("read-ahead stays at the kernel's default (%s); as root: echo %d > %s", exc, nbytes >> 10, path)
-
-
 class Adapter:
     """libfuse's callbacks. Each finds its entry and copies what the tree says into the C structures."""
 
-    def __init__(self, binding: Any, tree: Tree, options: MountOptions, on_init: Callable[[], None]) -> None:
+    def __init__(self, binding: Any, tree: Tree, options: MountOptions, on_start: Callable[[], None] | None) -> None:
         self.started = False
         self._tree = tree
         self._options = options
-        self._on_init = on_init
+        self._on_start = on_start
         self._binding = binding
         self._handles: dict[int, Any] = {}
         self._numbers = itertools.count(1)
@@ -204,7 +175,8 @@ class Adapter:
         limits.want |= limits.capable & _CAP_CACHE_SYMLINKS
         wishes.use_ino = wishes.kernel_cache = 1
         wishes.entry_timeout = wishes.attr_timeout = wishes.negative_timeout = options.timeout_s
-        threading.Thread(target=self._on_init, name="settle", daemon=True).start()
+        if self._on_start is not None:
+            threading.Thread(target=self._on_start, name="on_start", daemon=True).start()
         return 0
 
     def getattr(self, path: bytes, out: Any, fi: Any) -> int:
@@ -270,6 +242,8 @@ class Adapter:
         return 0
 
     def getxattr(self, path: bytes, name: bytes, out: Any, size: int) -> int:
+        if not name.startswith(b"user."):
+            return -errno.ENODATA  # 'ls -l' asks for two security attributes of each file
         entry = self._find(path)
         value = entry.xattrs.get(name.decode("utf-8", "surrogateescape")) if isinstance(entry, Leaf) else None
         if value is None:

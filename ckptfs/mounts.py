@@ -94,6 +94,20 @@ def is_alive(path: str) -> bool:
     return True
 
 
+def raise_read_ahead(device: int, nbytes: int) -> None:
+    """Set the read-ahead window of the mount with this device number; `OSError` for all but root.
+
+    The kernel starts each mount at 128 KiB, which costs more than half of the speed of large reads.
+    """
+    with open(read_ahead_file(device), "w") as f:
+        f.write(str(nbytes >> 10))
+
+
+def read_ahead_file(device: int) -> str:
+    """Where the kernel keeps the read-ahead window (KiB) of the mount with this device number."""
+    return f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+
+
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:
     """Unmount a ckptfs mount, alive or dead, and wait until it is gone.
 
