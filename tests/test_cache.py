@@ -1,0 +1,81 @@
+"""The tile cache keeps its budget and makes a tile once, also for many threads; scratch memory is reused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ckptfs.cache import TileCache, borrow, scratch
+
+
+def tile(n: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.zeros(n, np.uint8)
+
+
+def test_least_recently_used_goes_first() -> None:
+    cache = TileCache(300)
+    for name in "abc":
+        cache.get(name, lambda: tile(100))
+    cache.get("a", lambda: pytest.fail("a is there"))
+    cache.get("d", lambda: tile(100))
+    assert cache.nbytes == 300
+    made = []
+    cache.get("b", lambda: made.append(1) or tile(100))
+    assert made == [1]
+
+
+def test_a_tile_over_budget_is_made_and_not_kept() -> None:
+    cache = TileCache(50)
+    assert cache.get("a", lambda: tile(51)).nbytes == 51
+    assert cache.nbytes == 0
+
+
+def test_drop() -> None:
+    cache = TileCache(100)
+    cache.get("a", lambda: tile(60))
+    cache.drop("a")
+    cache.drop("a")
+    assert cache.nbytes == 0
+
+
+def test_many_threads_make_a_tile_once() -> None:
+    cache = TileCache(1000)
+    made = []
+    start = threading.Barrier(8)
+
+    def make() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        made.append(1)
+        time.sleep(0.05)
+        return tile(10)
+
+    def get(_: int) -> int:
+        start.wait()
+        return id(cache.get("a", make))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(get, range(8)))) == 1
+    assert made == [1]
+
+
+def test_a_failure_is_raised_to_its_caller_and_the_next_one_tries_again() -> None:
+    cache = TileCache(100)
+
+    def fail() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        cache.get("a", fail)
+    assert cache.get("a", lambda: tile(5)).nbytes == 5
+
+
+def test_scratch_is_reused_and_borrow_nests() -> None:
+    assert scratch("x", 1000).base is scratch("x", 500).base
+    with borrow(100) as outer, borrow(100) as inner:
+        assert not np.may_share_memory(outer, inner)
+        kept = inner.base
+    with borrow(100) as again:
+        assert again.base is kept or again.base is outer.base
