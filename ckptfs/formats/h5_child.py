@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptfs.errors import CorruptHeader
-from ckptfs.formats import h5_walk
+from ckptfs.formats import h5_pages, h5_walk
 from ckptfs.formats.h5_messages import DAMAGE, Unsupported
 
 MAX_MEMORY = 8 << 30
@@ -66,10 +66,10 @@ def index(fd: int, path: str, sys_path: list[str], *, library: bool = False) -> 
     """``base``: file offset of HDF5's address 0; ``file``: root attributes; ``metadata`` and ``fields``: see
     `Metadata`; ``objects`` and ``records``: see `_shared_record`. With *library* all comes from libhdf5, to compare.
     """
-    file = h5_walk.MetadataFile(fd, path)
+    file = h5_pages.MetadataFile(fd, path)
     objects: dict[str, dict[str, Any]]
     try:
-        root = h5_walk.open_superblock(file)
+        root = h5_pages.open_superblock(file)
         if library:
             raise Unsupported("as asked")
         attributes = list(h5_walk.root_attributes(file, root))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfs.errors import CorruptHeader
+from ckptfs.errors import CorruptHeader, SourceError
 from ckptfs.formats.raw import OpenFile, open_file
 from ckptfs.formats.source import Shape
 
@@ -124,7 +124,7 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
     except KeyError as error:
         os.close(file.fd)
         raise CorruptHeader(file.path, "the indexing process answered nonsense") from error
-    except CorruptHeader:
+    except SourceError:
         os.close(file.fd)
         raise
 
@@ -156,20 +156,23 @@ def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
 
 def _output(file: OpenFile, command: list[str]) -> bytes:
     """What the command prints, at most `MAX_ANSWER` bytes; it is killed when it takes too long."""
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(file.fd,)
-    ) as child:
-        late = threading.Timer(TIMEOUT_SECONDS, child.kill)
-        late.start()
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(file.fd,)
+        )
+    except OSError as error:
+        raise SourceError(file.path, f"the process that reads its metadata does not start: {error}") from error
+    late = threading.Timer(TIMEOUT_SECONDS, child.kill)
+    late.start()
+    with child:
         try:
             assert child.stdout is not None
-            data = child.stdout.read(MAX_ANSWER + 1)
-            if len(data) > MAX_ANSWER:
-                raise CorruptHeader(file.path, f"its metadata take more than {MAX_ANSWER} bytes")
+            data: bytes = child.stdout.read(MAX_ANSWER + 1)
         finally:
-            if len(data) > MAX_ANSWER:
-                child.kill()
             late.cancel()
+            child.kill()  # it has said all, or too much
+    if len(data) > MAX_ANSWER:
+        raise CorruptHeader(file.path, f"its metadata take more than {MAX_ANSWER} bytes")
     return data
 
 

@@ -162,11 +162,11 @@ def filters(data: bytes) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
 def attribute_name(data: bytes) -> bytes:
     """The name alone, of an attribute message whose version may still be unknown."""
     at = 9 if data[0] == 3 else 8
-    return data[at : at + (data[2] | data[3] << 8) - 1]
+    return data[at : at + (data[2] | data[3] << 8)].split(b"\0", 1)[0]
 
 
-def attribute(data: bytes, types: dict[bytes, str]) -> tuple[str, str, tuple[int, ...] | None, bytes]:
-    """(name, type name, shape, value's bytes). *types* remembers type messages already decoded."""
+def attribute(data: bytes, types: dict[bytes, str]) -> tuple[str, str, tuple[int, ...] | None, int]:
+    """(name, type name, shape, where the value starts). *types* remembers type messages already decoded."""
     version, flags, n_name, n_type, n_space = _ATTRIBUTE.unpack_from(data, 0)
     if version not in (1, 2, 3):
         raise Unsupported(f"attribute version {version}")
@@ -182,4 +182,4 @@ def attribute(data: bytes, types: dict[bytes, str]) -> tuple[str, str, tuple[int
         kind = types[raw] = datatype(raw)[0]
     at += n_type + -n_type % pad
     shape = dataspace(data[at : at + n_space])
-    return name, kind, shape, data[at + n_space + -n_space % pad :]
+    return name, kind, shape, at + n_space + -n_space % pad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ckptfs.errors import CorruptChunk, CorruptHeader
 from ckptfs.formats.h5_btree import ChunkTable, listed_chunks, read_tree
 from ckptfs.formats.h5_chunks import ChunkedTensor
 from ckptfs.formats.h5_index import H5Object, Index, chunk_list
-from ckptfs.formats.raw import FileTensor, checked_shape
+from ckptfs.formats.raw import FileTensor, OpenFile, checked_shape
 from ckptfs.formats.source import Shape, Tensor, Words, n_elements
 
 _MAX_DIM = (1 << 32) - 1
@@ -107,7 +107,7 @@ def make_tensor(index: Index, name: str, found: H5Object, dtype: DType, cache: T
     """
     path = index.file.path
     try:
-        shape = checked_shape(found.shape, dtype.itemsize)
+        shape = _checked_shape(found.shape, dtype.itemsize)
     except ValueError as error:
         raise CorruptHeader(path, f"{name}: {error}") from error
     fill = found.fill if found.fill is not None else bytes(dtype.itemsize)
@@ -117,6 +117,9 @@ def make_tensor(index: Index, name: str, found: H5Object, dtype: DType, cache: T
     return SwappedTensor(tensor) if found.type.startswith(">") else tensor
 
 
+_checked_shape = lru_cache(maxsize=1024)(checked_shape)
+
+
 def _in_layout(
     index: Index, name: str, found: H5Object, dtype: DType, shape: Shape, fill: bytes, cache: TileCache
 ) -> Tensor:
@@ -124,10 +127,9 @@ def _in_layout(
     kind, where, rest = (*found.layout, None)[:3]
     nbytes = n_elements(shape) * dtype.itemsize
     if kind == "chunked":
-        fits = len(where) == len(shape) > 0 and all(type(c) is int and 0 < c <= _MAX_DIM for c in where)
-        if not fits:
+        if len(where) != len(shape) or not shape or not _is_chunk_shape(where):
             raise CorruptHeader(index.file.path, f"{name}: its chunks have the shape {where}, it has {shape}")
-        load = partial(_load_chunks, index, name, shape, where, rest)
+        load = partial(_load_chunks, index.file, index.base, name, shape, where, rest)
         return ChunkedTensor(dtype, shape, index.file, name, where, found.filters, fill, load, cache)
     if kind == "compact" and len(where) == nbytes:
         return InlineTensor(dtype, shape, where)
@@ -138,14 +140,18 @@ def _in_layout(
     raise CorruptHeader(index.file.path, f"{name}: its data ({nbytes} bytes) do not lie inside the file")
 
 
-def _load_chunks(index: Index, name: str, shape: Shape, chunk: Shape, tree: int | None) -> ChunkTable:
+@lru_cache(maxsize=1024)
+def _is_chunk_shape(chunk: Shape) -> bool:
+    return all(type(c) is int and 0 < c <= _MAX_DIM for c in chunk)
+
+
+def _load_chunks(file: OpenFile, base: int, name: str, shape: Shape, chunk: Shape, tree: int | None) -> ChunkTable:
     """Of the B-tree; through libhdf5 where the chunks have another kind of index (*tree* is None)."""
-    file = index.file
     try:
         if tree is None:
             return listed_chunks(file, name, shape, chunk, chunk_list(file, name))
         if tree < 0:
             return listed_chunks(file, name, shape, chunk, ())
-        return read_tree(file, name, index.base, tree, shape, chunk)
+        return read_tree(file, name, base, tree, shape, chunk)
     except CorruptHeader as error:
         raise CorruptChunk(file.path, name, 0, f"the index of its chunks cannot be read ({error})") from error

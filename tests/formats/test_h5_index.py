@@ -1,0 +1,202 @@
+"""The indexing child: both ways to read metadata agree, and nothing that a file says gets out of hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from ckptfs.cache import TileCache
+from ckptfs.errors import CkptfsError, CorruptHeader
+from ckptfs.formats import h5_child, h5_index
+from ckptfs.formats.h5 import open_h5
+from ckptfs.formats.h5_index import object_path, read_index
+from ckptfs.tensors.read import to_bytes
+from tests.formats.h5_files import DATA, scalar, write_checkpoint
+
+FILES = sorted([*(DATA / "v05").rglob("*.mdl"), *(DATA / "h5" / "damaged").glob("*.mdl")])
+
+
+def answer(path: Path, *, library: bool = False) -> dict[str, Any]:
+    """What the child says, with shared parts written out; without chunk indexes, which only the walker names."""
+    fd = os.open(path, os.O_RDONLY)
+    found: dict[str, Any] = h5_child.answer(fd, str(path), sys.path, None, library)
+    os.close(fd)
+    found = json.loads(json.dumps(found))
+    if "error" in found:
+        return found
+    fields, records = found.pop("fields"), found.pop("records")
+    for key, entry in found["metadata"].items():
+        if isinstance(entry, int):
+            found["metadata"][key] = [[key], {key: fields[entry]}]
+    for name, record in found["objects"].items():
+        if isinstance(record, list):
+            place, address = record
+            layout = list(records[place]["layout"])
+            layout[1 if layout[0] == "contiguous" else 2] = address if layout[0] == "contiguous" else None
+            found["objects"][name] = {**records[place], "layout": layout}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_walker_and_library_agree(path: Path) -> None:
+    assert answer(path) == answer(path, library=True)
+
+
+def test_walker_and_library_agree_on_other_files(tmp_path: Path) -> None:
+    """Types, layouts and attributes that checkpoints do not have."""
+    path = tmp_path / "types.h5"
+    with h5py.File(path, "w") as out:
+        for name in ("<f2", ">f8", "<u8", "|i1", ">c16", "|S7"):
+            out.create_dataset(name, (4,), name)
+        out.create_dataset("text", data=["a", "b"], dtype=h5py.string_dtype())
+        out.create_dataset("void", (3,), "V5")
+        out.create_dataset("pair", (3,), [("x", "<f4"), ("i", "<f4")])
+        out.create_dataset("enum", (3,), h5py.enum_dtype({"A": 1, "B": 2}, basetype="i2"))
+        out.create_dataset("fill", (9, 9), "<f4", chunks=(4, 4), fillvalue=7, compression="gzip", shuffle=True)
+        out.create_dataset("half", (3,), h5py.h5t.IEEE_F16LE)
+        for name, value in {"dtypes": ["torch.int8"], "is_bfloat16": True, "__BYTES__": np.void(b"\x80\x04N.")}.items():
+            out["fill"].attrs[name] = value
+        out["soft"] = h5py.SoftLink("/fill")
+        out["deep/er/still"] = 3
+        out["hard"] = out["fill"]
+        out["deep/circle"] = out["/"]
+        out.attrs["__version__"] = np.float32(0.5)
+        out.attrs["__spec__"] = np.bytes_(b"fixed")
+    found = answer(path)
+    assert found == answer(path, library=True)
+    assert found["objects"]["soft"] == {"link": "soft"}
+    assert found["objects"]["hard"]["fill"] is not None
+    assert found["file"] == {"__version__": 0.5, "__spec__": "fixed"}
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b", "/abs", "a//b/", "./a/./b", "..", "../up", "."])
+def test_paths_resolve_as_in_hdf5(name: str, tmp_path: Path) -> None:
+    """Two names that HDF5 takes for one object are one path."""
+    with h5py.File(tmp_path / "names.h5", "w") as out:
+        if object_path(name):
+            out[name] = 1
+            found: list[str] = []
+            out.visit(found.append)
+            assert found[-1] == object_path(name)
+        else:
+            assert name in ("", ".")
+
+
+def test_shared_metadata_is_what_each_key_says(tmp_path: Path) -> None:
+    """Texts that differ only in the key share fields; texts whose meaning depends on the key do not."""
+    fields: dict[str, Any] = {f"layer.{i}.weight": scalar(3) for i in range(5)}
+    fields |= {str(i): scalar(10 + i) for i in range(5)}
+    fields |= {f"name_{i}": {"string_value": f"I am name_{i}", "__TYPE__": "StringSerializer"} for i in range(3)}
+    fields |= {"norm": {"string_value": "a\nnorm", "__TYPE__": "StringSerializer"}}
+    fields |= {"torm": {"string_value": "a\ntorm", "__TYPE__": "StringSerializer"}}
+    fields |= {"u00e9m": {"string_value": "\u00e9m", "__TYPE__": "StringSerializer"}}
+    source = open_h5(write_checkpoint(tmp_path / "c.mdl", fields), TileCache())
+    want = {key: value.get("scalar_value", value.get("string_value")) for key, value in fields.items()}
+    assert {key: item.value for key, item in source.items.items()} == want
+    source.close()
+
+
+def test_random_damage_of_metadata() -> None:
+    """The walker ends with an answer or an error, whatever bytes it meets."""
+    data = (DATA / "h5" / "damaged" / "good.mdl").read_bytes()
+    rng = np.random.default_rng(11)
+    fd = os.memfd_create("damaged")
+    ends = {"index": 0, "error": 0}
+    for _ in range(1500):
+        damaged = bytearray(data)
+        for at in rng.integers(0, 30000, rng.integers(1, 8)):
+            damaged[at] = rng.choice([0, 1, 0x7F, 0xFF, rng.integers(256)])
+        os.pwrite(fd, damaged, 0)
+        # sys_path without h5py: libhdf5 must not run on such files in this process
+        found = run_walker(fd)
+        ends["error" if "error" in found else "index"] += 1
+    os.close(fd)
+    assert min(ends.values()) > 20
+
+
+def run_walker(fd: int) -> dict[str, Any]:
+    def no_library(*_: object) -> Any:
+        raise CorruptHeader("damaged", "left to libhdf5")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(h5_child, "_with_library", no_library)
+        found: dict[str, Any] = h5_child.answer(fd, "damaged", [], None, False)
+        json.dumps(found)
+        return found
+
+
+def test_random_damage_of_files(tmp_path: Path) -> None:
+    """Opening and reading a damaged file gives values or an error of ours, nothing else."""
+    data = (DATA / "v05" / "tied.mdl").read_bytes()
+    rng = np.random.default_rng(13)
+    path = tmp_path / "damaged.mdl"
+    opened = 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 30):
+            damaged[at] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            source = open_h5(path, TileCache())
+        except CkptfsError as error:
+            assert str(error).startswith(str(path))
+            continue
+        opened += 1
+        for tensor in source.tensors().values():
+            try:
+                to_bytes(tensor)
+            except CkptfsError as error:
+                assert str(path) in str(error)
+        source.close()
+    assert opened > 0
+
+
+def test_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5_index, "_START", "import os; os.kill(os.getpid(), 11)")
+    with pytest.raises(CorruptHeader, match=r"good\.mdl: .*died"):
+        read_index(DATA / "h5" / "damaged" / "good.mdl")
+
+
+def test_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5_index, "_START", "import time; time.sleep(60)")
+    monkeypatch.setattr(h5_index, "TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(CorruptHeader, match=r"good\.mdl"):
+        read_index(DATA / "h5" / "damaged" / "good.mdl")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"base":0,"file":[],"metadata":{},"objects":{},"fields":[],"records":[]}']
+)
+def test_child_that_talks_nonsense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5_index, "_START", f"print({text!r})")
+    with pytest.raises(CorruptHeader, match="nonsense"):
+        read_index(DATA / "h5" / "damaged" / "good.mdl")
+
+
+def test_no_descriptor_stays_open_after_a_failure() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("trunc_50", "no_success", "bad_json_spec", "unknown_spec_type"):
+        with pytest.raises(CkptfsError):
+            open_h5(DATA / "h5" / "damaged" / f"{name}.mdl", TileCache())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_hdf5_stays_out_of_the_process() -> None:
+    """Neither opening nor reading loads h5py here, also for a file that the child needs it for."""
+    code = (
+        "import sys; from ckptfs.cache import TileCache; from ckptfs.formats.h5 import open_h5;"
+        "from ckptfs.tensors.read import to_bytes; source = open_h5(sys.argv[1], TileCache());"
+        "[to_bytes(t) for t in source.tensors().values()]; print('h5py' in sys.modules, len(source.items))"
+    )
+    for name, n in (("trainer_like", 43), ("objects", 18)):
+        path = DATA / "v05" / f"{name}.mdl"
+        done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["False", str(n)]
