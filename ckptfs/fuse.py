@@ -144,6 +144,8 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
         opts += [f"max_threads={threads}", f"max_idle_threads={threads}"]
     elif threads == 1:
         flags.append("-s")
+    else:
+        opts.append("max_idle_threads=64")  # older ones cannot bound threads; that none ends bounds their Python states
     return [*flags, "-o", ",".join([*opts, *options.extra])]
 
 
@@ -204,7 +206,6 @@ class Adapter:
         return 0
 
     def read(self, path: bytes, out: Any, size: int, offset: int, fi: Any) -> int:
-        _keep_thread_state()
         n: int = self._handles[fi.contents.fh](offset, self._view(out, size, _PYBUF_WRITE))
         return n  # 0 past the end: with direct I/O the kernel does not clamp, and readers would loop
 
@@ -331,6 +332,7 @@ def _answering(method: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(method)
     def answer(*args: Any) -> int:
+        _keep_thread_state()
         try:
             return method(*args)
         except CkptfsError as exc:

@@ -22,7 +22,10 @@ _PIECE = 4 << 20
 @click.argument("key")
 @reading_options
 def command(source: str, key: str, follow_links: bool) -> None:
-    """Write the tensor KEY of SOURCE to stdout as raw little-endian bytes, or a plain value as JSON."""
+    """Write one tensor to stdout.
+
+    The tensor KEY of SOURCE as raw little-endian bytes; a plain value as JSON.
+    """
     from ckptfs.cli.opening import opened
     from ckptfs.errors import MissingKey, Unsafe
     from ckptfs.formats.source import nearest_keys

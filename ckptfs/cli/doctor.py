@@ -13,7 +13,7 @@ from ckptfs.cli.output import print_json
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> int:
-    """Check what mounting needs from this machine, and say how to get it."""
+    """Check what mounting needs from this machine."""
     from ckptfs.environment import check
     from ckptfs.errors import MountError
 

@@ -17,7 +17,10 @@ from ckptfs.cli.output import print_columns, print_json, size_text
 @view_options
 @reading_options
 def command(source: str, as_json: bool, follow_links: bool, **view: Any) -> None:
-    """Say what SOURCE is: format, release, step, family, parameters, sizes."""
+    """Say what a checkpoint is.
+
+    Format, release, step, model family, parameters, sizes, states.
+    """
     from ckptfs.cli.opening import describe, opened
 
     with opened(source, follow_links=follow_links) as src:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 @json_option
 @reading_options
 def command(source: str, pattern: str | None, long: bool, as_json: bool, follow_links: bool) -> None:
-    """List the keys of SOURCE, or those that match PATTERN (with *, ? and [a-z])."""
+    """List keys with dtype, shape and size.
+
+    All keys of SOURCE, or those that match PATTERN (with *, ? and [a-z]).
+    """
     from ckptfs.cli.opening import opened
     from ckptfs.errors import MissingKey
 

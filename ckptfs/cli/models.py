@@ -14,7 +14,10 @@ from ckptfs.cli.output import print_columns, print_json
 @click.argument("model", required=False)
 @json_option
 def command(model: str | None, as_json: bool) -> None:
-    """List model names with the formats that are connected; with MODEL and --json also its tables."""
+    """List model families and their formats.
+
+    With MODEL that one only; with --json also its tables.
+    """
     from ckptfs.mappings import registry
 
     if as_json:

@@ -44,7 +44,10 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 @reading_options
 def command(source: str, mountpoint: str, **options: Any) -> None:
-    """Show the checkpoint SOURCE as a folder at MOUNTPOINT (an empty directory)."""
+    """Show a checkpoint as a folder.
+
+    SOURCE is a file, an index or a folder, MOUNTPOINT an empty directory. Returns when the mount answers.
+    """
     from ckptfs import daemon, fuse
     from ckptfs.cli.opening import opened
     from ckptfs.mounts import check_mountpoint

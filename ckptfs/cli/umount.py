@@ -9,7 +9,10 @@ import click
 @click.argument("mountpoint", type=click.Path())
 @click.option("--lazy", is_flag=True, help="Take it out of sight now, end it when its last user is done.")
 def command(mountpoint: str, lazy: bool) -> None:
-    """Unmount MOUNTPOINT and wait until it is gone; a mount whose daemon died, too."""
+    """Unmount and wait until the mount is gone.
+
+    Works for a mount whose daemon died, too.
+    """
     from ckptfs.daemon import unmount_and_wait
 
     unmount_and_wait(mountpoint, lazy=lazy)
