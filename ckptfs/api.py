@@ -204,6 +204,15 @@ def prepare(
         return None, str(e)
 
 
+def told_family(source: Source) -> str | None:
+    """The family that the checkpoint names itself, also where its config cannot be converted; None when it does not."""
+    if source.metadata:
+        found = registry.by_cs_name(str(source.metadata[-1].get("model_name") or ""))
+        return found.name if found else None
+    candidates = registry.by_hf_type(str((source.config or {}).get("model_type")))
+    return candidates[0].name if candidates else None
+
+
 def is_cerebras(source: Source, src_fmt: str | None = None) -> bool:
     """Whether *source* is a Cerebras checkpoint (by *src_fmt*, if given)."""
     return src_fmt != "hf" if src_fmt else source.format == "cerebras-h5"
