@@ -1,0 +1,154 @@
+"""README.md, run: its console and Python blocks, in order, in a folder with a small real checkpoint.
+
+In a console block a line after ``$`` is a command, the lines below are output it must show: as they are, in this order,
+except that ``…`` stands for anything, in a line or as a line of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptfs.errors import UnmatchedKeys
+from tests.conftest import ROOT, Mounter
+
+pytestmark = pytest.mark.fuse
+
+README = (ROOT / "README.md").read_text()
+GOLDEN = ROOT / "tests/golden/llama/cs2hf-gqa-fp32"
+
+
+def blocks(*languages: str) -> list[tuple[str, str]]:
+    """(language, text) of the fenced blocks in these languages."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [(language, text) for language, text in found if language in languages]
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """(command, lines of output) in a console block."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *output = part.rstrip("\n").split("\n")
+        yield command, output
+
+
+def pattern(output: list[str]) -> str:
+    """A regular expression for output in which ``…`` stands for anything."""
+    lines = [r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n" for line in output]
+    return "".join(lines)
+
+
+def test_every_console_and_python_block_does_what_it_shows(mounter: Mounter) -> None:
+    folder = mounter.folder
+    shutil.copy(GOLDEN / "cs.mdl", folder / "checkpoint.mdl")
+    shutil.copy(GOLDEN / "cs.yaml", folder / "params.yaml")
+    mnt = mounter.mountpoint("mnt")
+    tools = folder / "bin"
+    tools.mkdir()
+    (tools / "ckptfs").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckptfs "$@"\n')
+    (tools / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    env = {**mounter.env, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout.replace(str(mnt), "/mnt/c")
+
+    n_run = 0
+    for language, text in blocks("console", "python"):
+        if language == "python":
+            printed = run(sys.executable, "-c", text.replace("/mnt/c", str(mnt)))
+            for shown in re.findall(r"^ *print\(.*# ([\d(].*)$", text, re.MULTILINE):
+                assert shown in printed
+            n_run += 1
+        for command, output in commands(text) if language == "console" else ():
+            printed = run("bash", "-o", "pipefail", "-c", command.replace("/mnt/c", str(mnt)))
+            assert re.fullmatch(pattern(output) + r"(?:.*\n)*" if output else "", printed), (command, printed)
+            n_run += 1
+    assert n_run >= 12
+    assert os.listdir(mnt) == [], "the page unmounts what it mounted"
+
+
+def test_set_up_commands_exist() -> None:
+    text = "".join(text for _, text in blocks("sh"))
+    scripts = re.findall(r"scripts/\S+", text)
+    assert scripts == ["scripts/quickstart.sh", "scripts/test.sh"]
+    for script in scripts:
+        assert os.access(ROOT / script, os.X_OK)
+        subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+def test_options_and_extras_exist(mounter: Mounter) -> None:
+    shown = mounter.ckptfs("mount", "--help").stdout
+    for option in set(re.findall(r"`(--?[a-z-]+)`", README)) - {"--json"}:
+        assert option in shown, option
+    extras = (ROOT / "pyproject.toml").read_text()
+    for extra in re.findall(r"\.\[(\w+)\]", README):
+        assert f"\n{extra} = [" in extras
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    anchors = {
+        p: {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", p.read_text(), re.M)}
+        for p in ROOT.glob("**/*.md")
+        if ".venv" not in p.parts
+    }
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors[path], target
+
+
+FOREIGN = {
+    "fuse: failed to exec fusermount3",
+    "fuse: device not found, try 'modprobe fuse' first",
+    "fuse: failed to open /dev/fuse: Permission denied",
+    "option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf",
+    *map(os.strerror, (errno.EACCES, errno.EIO, errno.ENOTCONN, errno.EROFS)),
+    "did not contain a loop with signature matching types (dtype('V2')",
+}
+"""Messages of libfuse, its helper, the C library and numpy."""
+NO_MESSAGE = {"hf/", "|V2", "from_pretrained"}
+
+
+def texts(node: ast.AST) -> str:
+    """The text of a string or f-string in the source, without what is filled in."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
+
+
+def messages() -> list[str]:
+    """Every text in the program, and messages that are put together."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "ckptfs").rglob("*.py")]
+    found = [texts(node) for tree in trees for node in ast.walk(tree)]
+    return [*found, str(UnmatchedKeys("gpt2", [("a", ""), ("b", "")]))]
+
+
+def test_symptoms_are_what_the_program_says() -> None:
+    text = (ROOT / "docs/TROUBLESHOOTING.md").read_text()
+    headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    quoted = [quote for heading in headings for quote in re.findall(r"`([^`]+)`", heading)]
+    known = messages()
+    unknown = [
+        quote
+        for quote in quoted
+        if quote not in FOREIGN | NO_MESSAGE
+        and not all(any(part in message for message in known) for part in map(str.strip, quote.split("…")))
+    ]
+    assert len(quoted) > 25
+    assert unknown == []
