@@ -117,7 +117,7 @@ class UnknownFamily(MappingError):
 
     def __init__(self, name: str, nearest: Sequence[str] = ()) -> None:
         self.name = name
-        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ";"
         super().__init__(f"unknown model {name!r}{hint} 'ckptfs list' shows all names")
 
 
