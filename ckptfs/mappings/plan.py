@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfs.errors import ConfigError, MappingError, MissingKeys, NoPath, ShapeError, UnmatchedKeys
-from ckptfs.formats.source import Source, Tensor, n_elements
+from ckptfs.formats.source import Item, Source, Tensor, n_elements
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import HF, Format
 from ckptfs.mappings.passes import mup
@@ -80,6 +80,7 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
             raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
         state = mup.fold_tensors(family.name, model, how, state)
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
+    _refuse_gaps(family, source, "cs", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
     if _sideband(config):
         tensors = {k: elementwise(t, ("nan_to", 0.0)) for k, t in tensors.items()}
@@ -98,6 +99,7 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
         cs.setdefault("fp16_type", "bfloat16" if config["use_bfloat16"] else "float16")
     full = family.config.source(family.name, cs, "cs")
     context = Context(family.name, family.dims(family.name, full), hf, full)
+    _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
     return View(family.name, "hf", tgt.name, tensors, {"model": cs}, dropped, made)
 
@@ -117,11 +119,28 @@ def model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return where
 
 
-def model_state(source: Source) -> dict[str, Tensor]:
-    """The model's tensors under their keys inside the ``model`` state; all tensors where there are no states."""
+def model_items(source: Source) -> dict[str, Item]:
+    """What the ``model`` state holds, by the keys inside it; everything where there are no states."""
     states = source.tree.keys if source.tree is not None else None
     prefix = "model." if states is not None and "model" in states else ""
-    return {k[len(prefix) :]: t for k, t in source.tensors().items() if k.startswith(prefix)}
+    return {k[len(prefix) :]: item for k, item in source.items.items() if k.startswith(prefix)}
+
+
+def model_state(source: Source) -> dict[str, Tensor]:
+    """The tensors among `model_items`."""
+    return {key: item.tensor for key, item in model_items(source).items() if item.tensor is not None}
+
+
+def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, drop_unmatched: bool) -> None:
+    """Refuse a model whose tensors cannot all be shown: loaders would fill the gap with random numbers."""
+    for key, item in model_items(source).items():
+        if item.tensor is None and not drop_unmatched:
+            found = family.table.claim(frm, _strip(key, family) if frm == "cs" else key, context)
+            if found is None or (found[0].index is not None and found[0].rule.side("hf" if frm == "cs" else "cs")):
+                why = item.reason or f"it is a {item.kind} value, not a tensor"
+                raise MappingError(
+                    f"{family.name}: {key} cannot be shown: {why}. Use --drop-unmatched-keys to leave it out"
+                )
 
 
 def convert_tensors(
