@@ -76,10 +76,11 @@ class MissingKey(SourceError, KeyError):
     exit_code = 1
     errno = errno.ENOENT
 
-    def __init__(self, path: object, key: str, nearest: Sequence[str] = ()) -> None:
+    def __init__(self, path: object, key: str, nearest: Sequence[str] = (), *, pattern: bool = False) -> None:
         self.key = key
         hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
-        super().__init__(path, f"no key {key!r}{hint}. 'ckptfs ls' lists them")
+        what = f"no key matches {key!r}" if pattern else f"no key {key!r}"
+        super().__init__(path, f"{what}{hint}. 'ckptfs ls' lists them")
 
     __str__ = Exception.__str__  # KeyError would print the message in quotes
 

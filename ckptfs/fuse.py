@@ -24,7 +24,7 @@ from ckptfs.tree.node import Entry, Folder, Leaf, Link, Tree, stable_ino
 
 log = logging.getLogger(__name__)
 
-INSTALL_HINT = "install it with 'apt install fuse3 libfuse3-3' ('dnf install fuse3 fuse3-libs')"
+INSTALL_HINT = "install it with 'apt install fuse3' ('dnf install fuse3 fuse3-libs')"
 SONAMES = ("libfuse3.so.3", "libfuse3.so.4", "libfuse3.so")
 FOREVER_S = 86400.0
 """How long the kernel keeps names and attributes of a tree that never changes."""

@@ -179,10 +179,14 @@ def _fusermount(path: str, lazy: bool) -> str | None:
 
 def find_fusermount() -> str | None:
     """The helper that mounts and unmounts for plain users: fusermount3, or fusermount where only that is there."""
-    return shutil.which("fusermount3") or shutil.which("fusermount")
+    # libfuse knows its helper by a path of its own: it must be found too where PATH is bare.
+    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/bin", "/usr/bin", "/bin"])
+    return shutil.which("fusermount3", path=places) or shutil.which("fusermount", path=places)
 
 
 def _busy(path: str) -> str:
+    if _below("/proc/self/cwd", path):
+        return "busy: this shell stands in it; leave the folder first (cd)"
     names = list(users(path))
     by = f", used by {', '.join(names[:5])}" if names else ""
     return f"busy{by}; close what uses it, or: ckptfs umount --lazy {path}"

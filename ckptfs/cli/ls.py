@@ -33,7 +33,7 @@ def command(source: str, pattern: str | None, long: bool, as_json: bool, follow_
     with opened(source, follow_links=follow_links) as src:
         items = [i for i in src.items.values() if pattern is None or fnmatchcase(i.key, pattern)]
         if pattern is not None and not items:
-            raise MissingKey(src.path, pattern)
+            raise MissingKey(src.path, pattern, pattern=True)
         if as_json:
             print_json([_fields(item) for item in items])
         elif long:

@@ -88,6 +88,8 @@ def _tree(source: Any, options: dict[str, Any]) -> tuple[Tree, str | None]:
 
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
     view, reason = api.prepare(source, **{name: options[name] for name in names})
+    if view is not None and view.tgt != "hf":
+        reason = "the source is a Hugging Face model itself; it is not shown as a Cerebras checkpoint yet"
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
     about = view_facts(source, view)
     return build_tree(source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes), reason

@@ -28,7 +28,7 @@ def readme(about: Mapping[str, Any], entries: Iterable[str], *, no_hf_reason: st
         _paragraph(
             "Everything is read-only and made while it is read: no byte of the model was copied or converted. "
             "In names, %XX stands for a character that a file name cannot hold; the attribute user.key has "
-            "the real key (getfattr -n user.key FILE)."
+            "the real key (getfattr -n user.key FILE, of the package attr)."
         )
     )
     shown = [*about["warnings"][:20], *(f"not shown: {r['key']}: {r['reason']}" for r in about["refused"][:20])]
