@@ -81,12 +81,17 @@ class SideTable:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTable:
-    """One family's config. *names* maps Hugging Face to Cerebras names of fields that are copied."""
+    """One family's config. *names* maps Hugging Face to Cerebras names of fields that are copied.
+
+    *outside* are fields that the tables treat as part of the Cerebras ``model`` section, but that stand elsewhere in
+    the whole config, at the path given.
+    """
 
     names: Mapping[str, str]
     hf: SideTable
     cs: SideTable
     lenses: tuple[Lens, ...] = ()
+    outside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def side(self, side: Side) -> SideTable:
         return self.hf if side == "hf" else self.cs
@@ -119,6 +124,30 @@ class ConfigTable:
                     done.add(id(lens))
                     result |= lens.to(to)(fields)
         return result | {k: v for k, v in self.side(to).add.items() if k not in result}
+
+
+def bring_in(model: Config, whole: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The ``model`` section *model* of *whole* with the fields that stand *outside* of it."""
+    values = dict(model)
+    for name, path in outside.items():
+        where: Any = whole
+        for part in path:
+            where = where.get(part) if isinstance(where, Mapping) else None
+        if where is not None:
+            values[name] = where
+    return values
+
+
+def put_out(model: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The whole Cerebras config for a ``model`` section, with the *outside* fields at their places."""
+    whole: dict[str, Any] = {"model": {k: v for k, v in model.items() if k not in outside}}
+    for name, path in outside.items():
+        if name in model:
+            where = whole
+            for part in path[:-1]:
+                where = where.setdefault(part, {})
+            where[path[-1]] = model[name]
+    return whole
 
 
 def _check(fields: Fields, must: Config, other: Config) -> None:

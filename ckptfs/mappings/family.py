@@ -29,6 +29,10 @@ class Family:
     until: Release = CURRENT
     mup: Literal["fold", "refuse", "own"] = "refuse"
     """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself."""
+    mup_since: Release = (0, 0)
+    """First release whose muP checkpoints can be folded."""
+    flavours: tuple[tuple[Callable[[Mapping[str, Any]], bool], ConfigTable], ...] = ()
+    """Older kinds of ``config.json``, each with what tells it; they are read, and *config* is written."""
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
     notes: str = ""
@@ -36,6 +40,10 @@ class Family:
     def covers(self, release: Release) -> bool:
         """Whether this layout is the one of that Cerebras release."""
         return self.since <= release <= self.until
+
+    def hf_config(self, values: Mapping[str, Any]) -> ConfigTable:
+        """The table for this kind of ``config.json``."""
+        return next((table for applies, table in self.flavours if applies(values)), self.config)
 
     def known(self) -> str:
         """The formats that are connected, for messages."""

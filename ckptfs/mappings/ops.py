@@ -198,12 +198,12 @@ def rope(heads: str | int) -> Op:
     return Rows(order)
 
 
-def unpack_heads(groups: str, parts: tuple[str | int, ...]) -> Op:
+def unpack_heads(groups: str | int, parts: tuple[str | int, ...]) -> Op:
     """Rows packed head by head (or group by group) <-> rows packed part by part; see `heads_to_parts`."""
 
     def order(dims: Dims, n_rows: int) -> Order:
         shares = tuple(dims[p] if isinstance(p, str) else p for p in parts)
-        n = dims[groups]
+        n = dims[groups] if isinstance(groups, str) else groups
         if n_rows % (n * sum(shares)):
             raise ShapeError("packed projection", (n_rows,), f"its rows must divide by {n} x {sum(shares)} heads")
         return heads_to_parts(n, shares, n_rows // (n * sum(shares)))

@@ -12,8 +12,9 @@ from typing import Any
 
 from ckptfs.errors import ConfigError, MappingError, MissingKeys, NoPath, ShapeError, UnmatchedKeys
 from ckptfs.formats.source import Item, Source, Tensor, n_elements
+from ckptfs.mappings.config import bring_in, put_out
 from ckptfs.mappings.family import Family
-from ckptfs.mappings.formats import HF, Format
+from ckptfs.mappings.formats import CURRENT, HF, Format
 from ckptfs.mappings.passes import mup
 from ckptfs.mappings.table import Claim, Context, Rule, Side, Table
 from ckptfs.tensors.elementwise import FLOATS, elementwise
@@ -68,7 +69,7 @@ def make_view(
 
 
 def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Format, drop_unmatched: bool) -> View:
-    model = model_section(config)
+    model = bring_in(model_section(config), config, family.config.outside)
     state = {_strip(k, family): t for k, t in model_state(source).items()}
     how = None if family.mup == "own" else mup.style(family.name, model)
     folded = mup.fold_config(model, how) if how else model
@@ -76,7 +77,7 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
     hf = family.config.convert(family.name, cs, "hf")
     _half_precision_to_hf(config, hf)
     if how:
-        if family.mup != "fold":
+        if family.mup != "fold" or (src.release or CURRENT) < family.mup_since:
             raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
         state = mup.fold_tensors(family.name, model, how, state)
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
@@ -91,8 +92,9 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
 
 def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Format, drop_unmatched: bool) -> View:
     assert tgt.release is not None
-    hf = family.config.source(family.name, config, "hf")
-    cs = family.config.convert(family.name, hf, "cs")
+    table = family.hf_config(config)
+    hf = table.source(family.name, config, "hf")
+    cs = table.convert(family.name, hf, "cs")
     if tgt.release >= (2, 4):
         cs.setdefault("name", family.cs_name)
     elif (2, 1) <= tgt.release <= (2, 3) and "use_bfloat16" in config:
@@ -101,7 +103,7 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
     context = Context(family.name, family.dims(family.name, full), hf, full)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
-    return View(family.name, "hf", tgt.name, tensors, {"model": cs}, dropped, made)
+    return View(family.name, "hf", tgt.name, tensors, put_out(cs, table.outside), dropped, made)
 
 
 def model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,6 +138,8 @@ def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, dr
     for key, item in model_items(source).items():
         if item.tensor is None and not drop_unmatched:
             found = family.table.claim(frm, _strip(key, family) if frm == "cs" else key, context)
+            if found is None and item.kind == "none":
+                continue  # a name without a tensor, as old GPT-J checkpoints have
             if found is None or (found[0].index is not None and found[0].rule.side("hf" if frm == "cs" else "cs")):
                 why = item.reason or f"it is a {item.kind} value, not a tensor"
                 raise MappingError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptfs.errors import MissingField
 from ckptfs.formats.source import Tensor
-from ckptfs.mappings.config import Config, Fields, Lens
+from ckptfs.mappings.config import Config, Fields, Lens, choice
 from ckptfs.mappings.table import Context, Make, Rule, copy, making_cs, same
-from ckptfs.tensors.made import filled, seeded_normal
+from ckptfs.tensors.made import constant, filled, seeded_normal
 
 HEAD_SEED = 0
 """Seed of heads made for headless checkpoints; see docs/SEMANTICS.md."""
@@ -32,6 +33,43 @@ def made_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
 
 
 MADE_HEAD: Mapping[str, Make] = {"lm_head.weight": made_head, "lm_head.bias": made_head_bias}
+
+
+def alibi_slopes(context: Context, tensor: Tensor) -> Tensor | None:
+    """ALiBi's slopes, float32 (heads, 1), for models that have them.
+
+    s = 2^(-8/n) and slope j = s * s^j in float64. For head counts n that are no power of two the converter fails;
+    as its formula is meant there: the slopes of the next lower power p, then every second one of 2p.
+    """
+    if context.cs.get("position_embedding_type") != "alibi":
+        return None
+    n = context.dims["heads"]
+    p = 1 << (n.bit_length() - 1)
+    slopes = [*_powers(p), *_powers(2 * p)[::2][: n - p]]
+    return constant("float32", [[slope] for slope in slopes])
+
+
+def _powers(n: int) -> list[float]:
+    s = 2.0 ** (-8.0 / n)
+    return [s * s**j for j in range(n)]
+
+
+def heads(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+    """Dims of families whose ops only need the number of heads."""
+    return numbers(model, {"heads": cs.get("num_heads")})
+
+
+def numbers(model: str, found: Mapping[str, Any]) -> dict[str, int]:
+    """*found* as dims; `MissingField` for what is no positive number."""
+    for name, value in found.items():
+        if not isinstance(value, int) or value < 1:
+            raise MissingField(model, name, "the rows of attention projections are ordered by it")
+    return {name: int(value) for name, value in found.items()}
+
+
+def gated(name: str = "hidden_act") -> Lens:
+    """Activations of gated feed-forward layers have names of their own in Cerebras configs."""
+    return choice(name, "nonlinearity", {"silu": "swiglu", "relu": "reglu", "gelu": "geglu"})
 
 
 def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:

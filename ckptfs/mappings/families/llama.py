@@ -9,8 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptfs.errors import MissingField
-from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable, choice
-from ckptfs.mappings.families.decoder import MADE_HEAD, final_norm, kv_heads, rope_parameters, rope_scaling
+from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.mappings.families.decoder import (
+    MADE_HEAD,
+    final_norm,
+    gated,
+    kv_heads,
+    numbers,
+    rope_parameters,
+    rope_scaling,
+)
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import rope
 from ckptfs.mappings.table import Rule, Table, hf_only, making_cs, same, under
@@ -69,6 +77,9 @@ def groups_to_hf(fields: Fields) -> Config:
     return {"num_key_value_heads": fields.need("num_heads", "attention_module is aiayn_attention")}
 
 
+KV_GROUPS = Lens(("num_key_value_heads",), ("attention_module", "extra_attention_params"), groups_to_cs, groups_to_hf)
+
+
 def head_size(fields: Fields) -> Config:
     """Hugging Face's head size is hidden size / heads; Cerebras states it as rotary_dim, and must agree."""
     size = fields.need("hidden_size", "the head size follows from it") // fields.need("num_heads", "the head size does")
@@ -113,8 +124,8 @@ CONFIG = ConfigTable(
         **{name: name for name in SHARED_NAMES},
     },
     lenses=(
-        choice("hidden_act", "nonlinearity", {"silu": "swiglu", "relu": "reglu", "gelu": "geglu"}),
-        Lens(("num_key_value_heads",), ("attention_module", "extra_attention_params"), groups_to_cs, groups_to_hf),
+        gated(),
+        KV_GROUPS,
         Lens(("num_attention_heads",), (), rotary_to_cs, lambda fields: {}),
         rope_scaling(("linear", "yarn", "longrope", "llama3"), llama_like=True),
     ),
@@ -160,11 +171,7 @@ CONFIG = ConfigTable(
 
 def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """heads, kv_heads and rotary of a Cerebras ``model`` section."""
-    found = {"heads": cs.get("num_heads"), "kv_heads": kv_heads(cs), "rotary": cs.get("rotary_dim")}
-    for name, value in found.items():
-        if not isinstance(value, int) or value < 1:
-            raise MissingField(model, name, "the rotary rows of q and k are ordered by it")
-    return {name: int(value) for name, value in found.items() if value is not None}
+    return numbers(model, {"heads": cs.get("num_heads"), "kv_heads": kv_heads(cs), "rotary": cs.get("rotary_dim")})
 
 
 LLAMA = Family("llama", TENSORS, CONFIG, dims, "llama", "llama", "LlamaForCausalLM", mup="fold")
