@@ -1,6 +1,6 @@
 """ckptfs mounts large-model checkpoints as folders.
 
-``open`` reads any supported checkpoint lazily, ``view`` shows it as another format.
+``open`` reads any supported checkpoint lazily, ``view`` shows it as another format, ``save`` writes a Cerebras one.
 """
 
 from __future__ import annotations
@@ -8,14 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "LazyTensor", "View", "__version__", "open", "view"]
+__all__ = ["Checkpoint", "LazyTensor", "View", "__version__", "open", "save", "view"]
 
 if TYPE_CHECKING:
     from ckptfs.api import Checkpoint, LazyTensor, View, open, view
+    from ckptfs.saving import save
 
 
 def __getattr__(name: str) -> object:
     # Lazily, so that the indexing child and --help do not pay for numpy.
+    if name == "save":
+        from ckptfs.saving import save
+
+        return save
     if name in __all__:
         from ckptfs import api
 

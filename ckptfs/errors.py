@@ -198,6 +198,19 @@ class UsageError(CkptfsError):
     errno = errno.EINVAL
 
 
+class WriteError(CkptfsError):
+    """An output file cannot be written: the disk is full or fails. *number* is the system's errno."""
+
+    exit_code = 4
+
+    def __init__(self, path: object, number: int, what: str) -> None:
+        import os
+
+        self.path = str(path)
+        self.errno = number
+        super().__init__(f"{self.path}: {os.strerror(number)}: {what}. Nothing was left there")
+
+
 class MountError(CkptfsError):
     """FUSE or the machine does not play along."""
 

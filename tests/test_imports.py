@@ -28,6 +28,8 @@ MAY_IMPORT = {
     "legacy*": EVERYTHING_BELOW,
     "api": [*EVERYTHING_BELOW, "tree*"],
     "convert": [*EVERYTHING_BELOW, "tree*", "api"],
+    "write": ["errors", "layouts.extent"],
+    "saving": [*EVERYTHING_BELOW, "api", "write"],
     "fuse": ["errors", "tree*", "layouts.extent"],
     "environment": ["errors", "fuse", "mounts"],
     "mounts": ["errors"],
