@@ -122,6 +122,19 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrange:
+    """The tensors of the list in another order: result i is tensor ``order[i]``."""
+
+    order: tuple[int, ...]
+
+    def inverse(self) -> Op:
+        return Arrange(tuple(self.order.index(i) for i in range(len(self.order))))
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [xs[i] for i in self.order]
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """n tensors (out, in) to one (out, n, in), in the order of the list; inverse: `Unstack`."""
 

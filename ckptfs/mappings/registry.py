@@ -9,7 +9,10 @@ from typing import Any
 
 from ckptfs.errors import UnknownFamily
 from ckptfs.mappings.families.gpt2 import GPT2, GPT2_HEADLESS
+from ckptfs.mappings.families.gpt_neox import GPT_NEOX, GPT_NEOX_HEADLESS
+from ckptfs.mappings.families.gptj import CODEGEN, CODEGEN_HEADLESS, GPTJ, GPTJ_HEADLESS
 from ckptfs.mappings.families.llama import LLAMA, LLAMA_HEADLESS
+from ckptfs.mappings.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import SIDES
 
@@ -18,7 +21,11 @@ _ALIASES = {
     "llama-headless": ("llamaV2-headless", "code-llama-headless", "wizardlm-headless"),
 }
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, GPT2_HEADLESS, LLAMA, LLAMA_HEADLESS)}
+_FAMILIES = (
+    *(GPT2, GPT2_HEADLESS, GPTJ, GPTJ_HEADLESS, CODEGEN, CODEGEN_HEADLESS, GPT_NEOX, GPT_NEOX_HEADLESS),
+    *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():
     for _alias in _aliases:
         FAMILIES[_alias] = replace(FAMILIES[_name], name=_alias, notes=f"alias of {_name}")

@@ -54,6 +54,11 @@ def _powers(n: int) -> list[float]:
     return [s * s**j for j in range(n)]
 
 
+def no_numbers(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+    """Dims of families whose ops need no numbers."""
+    return {}
+
+
 def heads(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """Dims of families whose ops only need the number of heads."""
     return numbers(model, {"heads": cs.get("num_heads")})

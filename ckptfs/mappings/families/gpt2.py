@@ -5,12 +5,9 @@ Hugging Face's Conv1D keeps weights as (in, out) and packs q, k, v in one; Cereb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
-from ckptfs.mappings.families.decoder import MADE_HEAD, final_norm
+from ckptfs.mappings.families.decoder import MADE_HEAD, final_norm, no_numbers
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Cut, Transpose
 from ckptfs.mappings.table import Context, Rule, Table, making_cs, making_hf, same, split, under
@@ -124,10 +121,5 @@ CONFIG = ConfigTable(
 )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
-    """GPT-2's ops need no numbers."""
-    return {}
-
-
-GPT2 = Family("gpt2", TENSORS, CONFIG, dims, "gpt2", "gpt2", "GPT2LMHeadModel", mup="fold")
-GPT2_HEADLESS = Family("gpt2-headless", HEADLESS, CONFIG, dims, "gpt2", "gpt2", "GPT2Model", mup="fold")
+GPT2 = Family("gpt2", TENSORS, CONFIG, no_numbers, "gpt2", "gpt2", "GPT2LMHeadModel", mup="fold")
+GPT2_HEADLESS = Family("gpt2-headless", HEADLESS, CONFIG, no_numbers, "gpt2", "gpt2", "GPT2Model", mup="fold")

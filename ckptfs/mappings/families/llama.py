@@ -40,14 +40,14 @@ LAYER = [
 EMBEDDING = same("embed_tokens.weight", "embedding_layer.word_embeddings.weight")
 
 
-def body(prefix: str, embedding: Rule) -> list[Rule]:
+def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
     """Everything but the head, with the Hugging Face *prefix*."""
-    layers = under("layers.{i}.", "transformer_decoder.layers.{i}.", LAYER)
+    layers = under("layers.{i}.", "transformer_decoder.layers.{i}.", layer)
     return under(prefix, "", [embedding, *layers, final_norm("norm")])
 
 
-TENSORS = Table((*body("model.", EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True))))
+TENSORS = Table((*body("model.", EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
+HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True), LAYER)))
 
 
 def groups_to_cs(fields: Fields) -> Config:
