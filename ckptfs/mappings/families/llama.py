@@ -61,14 +61,16 @@ def groups_to_cs(fields: Fields) -> Config:
     return {"attention_module": "multiquery_attention", "extra_attention_params": {"num_kv_groups": groups}}
 
 
-def groups_to_hf(fields: Fields) -> Config:
-    module = fields.get("attention_module", "aiayn_attention")
-    if module not in ("aiayn_attention", "multiquery_attention"):
+def module_to_hf(fields: Fields) -> Config:
+    if fields["attention_module"] not in ("aiayn_attention", "multiquery_attention"):
         fields.refuse("attention_module", "only 'aiayn_attention' and 'multiquery_attention' can be converted")
-    if "extra_attention_params" not in fields:
-        return {}
+    return {}
+
+
+def groups_to_hf(fields: Fields) -> Config:
+    """Key/value heads are written only where the config speaks of them, as the converter does."""
     groups = (fields["extra_attention_params"] or {}).get("num_kv_groups")
-    if module == "multiquery_attention":
+    if fields.get("attention_module") == "multiquery_attention":
         if groups is None:
             raise MissingField(fields.model, "extra_attention_params.num_kv_groups", "multiquery_attention needs it")
         return {"num_key_value_heads": groups}
@@ -77,7 +79,10 @@ def groups_to_hf(fields: Fields) -> Config:
     return {"num_key_value_heads": fields.need("num_heads", "attention_module is aiayn_attention")}
 
 
-KV_GROUPS = Lens(("num_key_value_heads",), ("attention_module", "extra_attention_params"), groups_to_cs, groups_to_hf)
+KV_GROUPS = (
+    Lens(("num_key_value_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
+    Lens((), ("attention_module",), lambda fields: {}, module_to_hf),
+)
 
 
 def head_size(fields: Fields) -> Config:
@@ -125,7 +130,7 @@ CONFIG = ConfigTable(
     },
     lenses=(
         gated(),
-        KV_GROUPS,
+        *KV_GROUPS,
         Lens(("num_attention_heads",), (), rotary_to_cs, lambda fields: {}),
         rope_scaling(("linear", "yarn", "longrope", "llama3"), llama_like=True),
     ),
