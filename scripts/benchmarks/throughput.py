@@ -29,7 +29,9 @@ def moved(bench: Bench) -> Result:
 def _against_loopback(bench: Bench, sources: dict[str, str], target: float) -> Result:
     found = {name: _compare(bench, source) for name, source in sources.items()}
     worst = min(found.values(), key=lambda rates: statistics.median(rates["ratio"]))
-    more = {name: {k: median(v) for k, v in rates.items()} for name, rates in found.items()}
+    more: dict[str, Any] = {
+        name: {**{k: median(v) for k, v in rates.items()}, "runs": rates["ratio"]} for name, rates in found.items()
+    }
     return Result(median(worst["ratio"]), "ratio", target, worst["ratio"], more=more)
 
 
@@ -103,7 +105,8 @@ def own_reader(bench: Bench) -> Result:
             rates["h5py"].append(_read_h5py(source, reuse=False))
         pairs = zip(rates["ckptfs"], rates["h5py into one array"], strict=True)
         ratios[name] = [own / theirs for own, theirs in pairs]
-        more[name] = {"unit": "GB/s", **{k: median(v) for k, v in rates.items()}, "ratio": median(ratios[name])}
+        ratio = {"ratio": median(ratios[name]), "runs": ratios[name]}
+        more[name] = {"unit": "GB/s", **{k: median(v) for k, v in rates.items()}, **ratio}
     worst = min(ratios.values(), key=statistics.median)
     return Result(median(worst), "ratio", 2.0, worst, more=more)
 
