@@ -3,14 +3,15 @@
 ==============================  ==================================================================
 root attribute                  content
 ==============================  ==================================================================
-``__spec__``                    the nested state dict without its leaves (`h5_spec`)
-``__version__``                 format version, a float: 0.5
+``__spec__``                    the nested state dict without its leaves (`h5_spec`, `h5_legacy_spec`)
+``__version__``                 format version, a float: 0.5; none for 0.1
 ``__cstorch_version__``         the release that wrote the file
 ``__SUCCESS__``                 written last; without it the save was interrupted
 ``<key>.__metadata__``          how the leaf under that flattened key is stored (`h5_items`)
 ==============================  ==================================================================
 
-The metadata are read by a child process (`h5_index`); tensors are then read without HDF5 (`h5_chunks`).
+The last two are of format 0.5; before, each dataset has attributes of its own (`h5_legacy`). The metadata are read by
+a child process (`h5_index`); tensors are then read without HDF5 (`h5_chunks`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from ckptfs.cache import TileCache
 from ckptfs.errors import CorruptHeader, Incomplete, UnknownFormat
 from ckptfs.formats.h5_index import Index, read_index
 from ckptfs.formats.h5_items import Reading, make_items
+from ckptfs.formats.h5_legacy import FIRST_VERSION, flat_keys, make_legacy_items
+from ckptfs.formats.h5_legacy_spec import parse_legacy_spec
 from ckptfs.formats.h5_links import Links
 from ckptfs.formats.h5_spec import parse_spec
 from ckptfs.formats.source import Item, Node, Source
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 VERSION = 0.5
+"""The newest format; older ones are `h5_legacy`'s."""
 MAX_WARNINGS = 100
 
 
@@ -43,33 +47,33 @@ def is_hdf5(head: bytes) -> bool:
 
 
 def open_h5(path: str | os.PathLike[str], cache: TileCache, *, follow_links: bool = False) -> Source:
-    """Open a Cerebras checkpoint of format 0.5. Reads no tensor data.
+    """Open a Cerebras checkpoint of format 0.1 to 0.5. Reads no tensor data.
 
     Data in other files are read only inside the checkpoint's folder unless *follow_links*. Raises `CorruptHeader`
-    for damaged metadata, `Incomplete` for an interrupted save, `UnknownFormat` for other HDF5 files and older
-    formats. Damage to single keys does not raise: their items say why they cannot be read.
+    for damaged metadata, `Incomplete` for an interrupted save of format 0.5 (older ones only warn), `Unsafe` for a
+    tree spec that would run code, `UnknownFormat` for other HDF5 files. Damage to single keys does not raise: their
+    items say why they cannot be read.
     """
     index = read_index(path)
     links = Links(index.file.path, follow_links, cache)
     with ExitStack() as undo:
         undo.callback(_close, index, links)
-        warnings = _check(index)
-        tree, keys, notes = parse_spec(index.attributes["__spec__"], index.file.path)
+        version = _version(index)
         reading = Reading(index, cache, links.follow)
-        items = make_items(reading, keys)
+        tree, warnings = _read_state(reading, version)
         undo.pop_all()
-    warnings += notes + reading.warnings
+    warnings += reading.warnings
     if len(warnings) > MAX_WARNINGS:
         warnings[MAX_WARNINGS:] = [f"and {len(warnings) - MAX_WARNINGS} more"]
     release = index.attributes.get("__cstorch_version__")
     return Source(
         path=index.file.path,
         format="cerebras-h5",
-        format_version=f"{index.attributes['__version__']:g}",
+        format_version=f"{version:g}",
         release=release if isinstance(release, str) else None,
-        items=items,
+        items=reading.items,
         tree=tree,
-        metadata=_trainer_metadata(tree, items),
+        metadata=_trainer_metadata(tree, reading.items),
         mtime_ns=index.file.mtime_ns,
         nbytes=index.file.size,
         fds=[index.file.fd, *links.fds],
@@ -82,30 +86,47 @@ def _close(index: Index, links: Links) -> None:
         os.close(fd)
 
 
-def _check(index: Index) -> list[str]:
-    """Refuse what is no finished checkpoint of format 0.5; warnings for what is newer."""
+def _version(index: Index) -> float:
+    """The format's number; refuses what is no checkpoint or was never finished."""
     path, attributes = index.file.path, index.attributes
-    version = attributes.get("__version__")
-    if "__spec__" not in attributes:
-        raise UnknownFormat(path, "is an HDF5 file, but no Cerebras checkpoint: it has no attribute __spec__")
-    if version is None:
-        raise UnknownFormat(path, "has no __version__: format 0.1 (release 1.7), which cannot be read yet")
+    version = attributes.get("__version__", FIRST_VERSION)
     if isinstance(version, bool) or not isinstance(version, (int, float)) or not version > 0:
         raise UnknownFormat(path, f"has the format version {version!r:.40}, which does not exist")
-    if version < VERSION:
-        what = "which cannot be read; save it again with release 2.5 or later"
-        raise UnknownFormat(path, f"has format {version:g} (before release 2.5), {what}")
-    if not isinstance(attributes["__spec__"], str):
+    spec = attributes.get("__spec__")
+    if "__spec__" not in attributes:
+        if "__version__" in attributes or not flat_keys(index):
+            raise UnknownFormat(path, "is an HDF5 file, but no Cerebras checkpoint: it has no attribute __spec__")
+    elif not isinstance(spec, str):
         raise CorruptHeader(path, "its tree spec (attribute __spec__) is no text")
-    if attributes.get("__SUCCESS__") is not True:
+    elif "__version__" not in attributes and spec.lstrip().startswith("["):
+        raise CorruptHeader(path, "has the tree spec of format 0.5, but no __version__: its attributes are damaged")
+    if version >= VERSION and attributes.get("__SUCCESS__") is not True:
         what = "the save was interrupted or is still running. Wait for it, or take an earlier checkpoint"
         raise Incomplete(path, f"was never finished: {what}")
-    return [f"has format {version:g}, newer than {VERSION}: read as {VERSION}"] if version > VERSION else []
+    return float(version)
 
 
-def _trainer_metadata(tree: Node, items: dict[str, Item]) -> list[Any]:
+def _read_state(reading: Reading, version: float) -> tuple[Node | None, list[str]]:
+    """(tree, warnings) of the state dict, whose items are then in *reading*."""
+    index = reading.index
+    spec, path = index.attributes.get("__spec__"), index.file.path
+    if spec is None:
+        make_legacy_items(reading, flat_keys(index), version)
+        return None, ["has no tree spec (attribute __spec__): its datasets are shown as a flat list"]
+    if version < VERSION:
+        tree, keys, warnings = parse_legacy_spec(spec, path)
+        make_legacy_items(reading, keys, version)
+        return tree, warnings
+    tree, keys, warnings = parse_spec(spec, path)
+    make_items(reading, keys)
+    if version > VERSION:
+        warnings.insert(0, f"has format {version:g}, newer than {VERSION}: read as {VERSION}")
+    return tree, warnings
+
+
+def _trainer_metadata(tree: Node | None, items: dict[str, Item]) -> list[Any]:
     """The list under the state dict's key ``__metadata__``, as plain Python; [] when there is none."""
-    if tree.keys is None or "__metadata__" not in tree.keys:
+    if tree is None or tree.keys is None or "__metadata__" not in tree.keys:
         return []
     found = _plain(tree.children[tree.keys.index("__metadata__")], items)
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

@@ -23,8 +23,12 @@ from ckptfs.formats.h5_messages import DAMAGE, Unsupported
 
 MAX_MEMORY = 8 << 30
 MAX_CPU_SECONDS = 300
-ATTRIBUTES = frozenset({"dtypes", "is_bfloat16", "__BYTES__"})
-"""Attributes of datasets that are reported: those that the reference ranks above the key's JSON."""
+_NEW = ("dtypes", "is_bfloat16", "__BYTES__")
+_OLD = ("__H5_TYPE__", "is_none", "is_string", "is_scalar", "is_constructible", "string_value", "string_val")
+_OLD_DEFERRED = ("object_value", "key", "link_to_self", "filepath", "shape", "dtype", "fill_value")
+ATTRIBUTES = frozenset({*_NEW, *_OLD, *_OLD_DEFERRED})
+"""Attributes of datasets that are reported: those that the reference ranks above the key's JSON, and all that
+formats before 0.5 say about a dataset."""
 FILE_ATTRIBUTES = frozenset({"__spec__", "__version__", "__cstorch_version__", "__SUCCESS__"})
 SUFFIX = ".__metadata__"
 _DROPPED = ("rtfx_dtypes", "compressed", "jit_graph", "__NUMPY__", "__TORCH__", "__NONE__", "__BYTES__")
@@ -213,6 +217,16 @@ def _encode(record: dict[str, Any]) -> None:
     data = attributes.get("__BYTES__")
     if isinstance(data, bytes):
         attributes["__BYTES__"] = {"nbytes": len(data), "class": pickled_class(data[:_PICKLE_PREFIX])}
+    text = attributes.get("object_value")  # the same in hexadecimal, before 0.5
+    if isinstance(text, str):
+        attributes["object_value"] = {"nbytes": len(text) // 2, "class": pickled_class(_from_hex(text))}
+
+
+def _from_hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text[: 2 * _PICKLE_PREFIX])
+    except ValueError:
+        return b""
 
 
 def pickled_class(prefix: bytes) -> str | None:

@@ -38,7 +38,7 @@ def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
         reading.items[key] = _item(reading, key)
     for key in keys:
         if reading.items[key].tied_to is not None:
-            reading.items[key] = _tied(reading, key)
+            reading.items[key] = tied(reading, key)
     for item in reading.items.values():
         if item.reason is not None:
             reading.warnings.append(f"{item.key}: {item.reason}")
@@ -48,19 +48,19 @@ def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
 def _item(reading: Reading, key: str) -> Item:
     found = reading.index.stored(key)
     if isinstance(found, str):
-        return _refused(key, found)
+        return refused(key, found)
     try:
         names, fields = found
         outer = {f["__TYPE__"] for name, f in fields.items() if name not in names}
         if "DeferredGraphTensor" in outer:
-            return _refused(key, "is a TorchScript graph, which would have to be run", "DeferredGraphTensor")
+            return refused(key, "is a TorchScript graph, which would have to be run", "DeferredGraphTensor")
         if len(names) != 1:
-            return _refused(key, f"is stored as {len(names)} values")
+            return refused(key, f"is stored as {len(names)} values")
         return value_item(reading, key, names[0], fields[names[0]])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        return _refused(key, f"its metadata are broken ({type(error).__name__}: {error})")
+        return refused(key, f"its metadata are broken ({type(error).__name__}: {error})")
     except SourceError as error:
-        return _refused(key, str(error).removeprefix(f"{reading.index.file.path}: "))
+        return refused(key, str(error).removeprefix(f"{reading.index.file.path}: "))
 
 
 def value_item(reading: Reading, key: str, name: str, fields: Fields) -> Item:
@@ -69,9 +69,9 @@ def value_item(reading: Reading, key: str, name: str, fields: Fields) -> Item:
     if kind in ("TorchTensorSerializer", "NumpyArraySerializer"):
         return _array_item(reading, key, name, fields, kind == "TorchTensorSerializer")
     if kind == "ScalarSerializer":
-        return _scalar(key, fields["scalar_value"])
+        return scalar_item(key, fields["scalar_value"])
     if kind == "StringSerializer":
-        return _scalar(key, fields["string_value"])
+        return scalar_item(key, fields["string_value"])
     if kind == "NoneSerializer":
         return Item(key, "none")
     if kind == "LinkedObject":
@@ -79,32 +79,32 @@ def value_item(reading: Reading, key: str, name: str, fields: Fields) -> Item:
     if kind == "ObjectSerializer":
         return _object_item(reading, key, name)
     if kind == "DeferredFullTensor":
-        return _constant(reading, key, fields)
+        return constant_item(reading, key, fields)
     if kind in ("DeferredNumpyArray", "DeferredObject", "DeferredFileTensor", "DeferredSafeTensor"):
         return reading.follow(key, fields)
-    return _refused(key, f"was written by a serializer that is not known ({kind!r:.80})")
+    return refused(key, f"was written by a serializer that is not known ({kind!r:.80})")
 
 
-def _refused(key: str, reason: str, class_name: str | None = None) -> Item:
+def refused(key: str, reason: str, class_name: str | None = None) -> Item:
     return Item(key, "object", reason=reason, class_name=class_name)
 
 
-def _scalar(key: str, value: object) -> Item:
+def scalar_item(key: str, value: object) -> Item:
     if isinstance(value, str):
         return Item(key, "string", value=value)
     if isinstance(value, (bool, int, float)):
         return Item(key, "scalar", value=value)
-    return _refused(key, f"its value is a {type(value).__name__}, neither a number nor text")
+    return refused(key, f"its value is a {type(value).__name__}, neither a number nor text")
 
 
 def _object_item(reading: Reading, key: str, name: str) -> Item:
     found = reading.index.get(name)
     pickle = found.attributes.get("__BYTES__") if found else None
     if not isinstance(pickle, dict):
-        return _refused(key, "its pickle is missing")
+        return refused(key, "its pickle is missing")
     class_name = pickle.get("class")
     reason = f"is a pickle of {pickle.get('nbytes')} bytes, which could run code; it is not loaded"
-    return _refused(key, reason, class_name if isinstance(class_name, str) else None)
+    return refused(key, reason, class_name if isinstance(class_name, str) else None)
 
 
 def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor: bool) -> Item:
@@ -113,10 +113,10 @@ def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor
     if found is None or problem is not None:
         return Item(key, "link" if found and found.elsewhere else "object", reason=problem)
     if found.shape is None:
-        return _refused(key, "its dataset holds no data")
-    dtype = _tensor_dtype(reading, key, found, fields) if is_tensor else _array_dtype(found, fields)
+        return refused(key, "its dataset holds no data")
+    dtype = _tensor_dtype(reading, key, found, fields) if is_tensor else array_dtype(found, fields)
     if isinstance(dtype, str):
-        return _refused(key, dtype)
+        return refused(key, dtype)
     said = fields.get("shapes")
     if is_tensor and found.shape and said != [list(found.shape)]:
         reading.warnings.append(f"{key}: its metadata say shape {said!r:.60}, it is shown as stored: {found.shape}")
@@ -124,7 +124,7 @@ def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor
     return Item(key, "tensor" if is_tensor else "array", tensor=tensor)
 
 
-def _array_dtype(found: H5Object, fields: Fields) -> DType | str:
+def array_dtype(found: H5Object, fields: Fields) -> DType | str:
     """Of a numpy array; bfloat16 arrays are stored as int16. Text: why it cannot be shown."""
     is_bfloat16 = found.attributes.get("is_bfloat16", fields.get("is_bfloat16"))
     if is_bfloat16 and stored_as(found, DTYPES["bfloat16"]):
@@ -155,24 +155,24 @@ def _dtype_name(names: Any) -> str:
     return str(name).removeprefix("torch.")
 
 
-def _constant(reading: Reading, key: str, fields: Fields) -> Item:
+def constant_item(reading: Reading, key: str, fields: Fields) -> Item:
     name = _dtype_name(fields["dtype"])
     if name not in DTYPES:
-        return _refused(key, f"its dtype {name!r:.60} is none")
+        return refused(key, f"its dtype {name!r:.60} is none")
     dtype = DTYPES[name]
     value = fields["fill_value"]
     if value is None:
         value = 0
         reading.warnings.append(f"{key}: was never given values; it is shown as zeros")
     if not isinstance(value, (bool, int, float)):
-        return _refused(key, f"its fill value is a {type(value).__name__}")
+        return refused(key, f"its fill value is a {type(value).__name__}")
     element = np.array(value).astype(dtype.numpy) if isinstance(value, float) else np.array(value, dtype.numpy)
     return Item(
         key, "tensor", tensor=ConstantTensor(dtype, checked_shape(fields["shape"], dtype.itemsize), element.tobytes())
     )
 
 
-def _tied(reading: Reading, key: str) -> Item:
+def tied(reading: Reading, key: str) -> Item:
     """The item of a tied key: what stands under the first key of its chain."""
     seen = {key}
     target = reading.items[key].tied_to

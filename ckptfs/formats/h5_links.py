@@ -13,7 +13,7 @@ from typing import Any
 from ckptfs.cache import TileCache
 from ckptfs.dtypes import DTYPES
 from ckptfs.errors import CkptfsError
-from ckptfs.formats import h5_items
+from ckptfs.formats import h5_items, h5_legacy
 from ckptfs.formats.h5_index import Index, read_index
 from ckptfs.formats.raw import FileTensor, OpenFile, checked_shape, open_file
 from ckptfs.formats.safetensors import open_safetensors
@@ -85,6 +85,11 @@ def _hdf5_item(links: Links, key: str, place: str, fields: Mapping[str, Any]) ->
     return h5_items.value_item(reading, key, str(fields["key"]), fields["metadata"])
 
 
+def _legacy_item(links: Links, key: str, place: str, fields: Mapping[str, Any]) -> Item:
+    reading = h5_items.Reading(links.index(place), links.cache, _no_further)
+    return h5_legacy.item_of_other_file(reading, key, str(fields["key"]))
+
+
 def _no_further(key: str, fields: Mapping[str, Any]) -> Item:
     return Item(key, "link", reason="its link leads to another link", target=str(fields.get("path")))
 
@@ -108,6 +113,7 @@ def _file_item(links: Links, key: str, place: str, fields: Mapping[str, Any]) ->
 _READERS = {
     "DeferredNumpyArray": _hdf5_item,
     "DeferredObject": _hdf5_item,
+    "DeferredH5Tensor": _legacy_item,
     "DeferredSafeTensor": _safetensors_item,
     "DeferredFileTensor": _file_item,
 }

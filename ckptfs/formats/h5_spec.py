@@ -32,8 +32,11 @@ _SEQUENCES = {
 
 
 @dataclass(slots=True)
-class _Walk:
+class Walk:
+    """What a walk through a tree spec collects, and its limits."""
+
     path: str
+    max_nodes: int = MAX_NODES
     keys: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     n_nodes: int = 0
@@ -55,16 +58,31 @@ def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
         raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
     if protocol != PROTOCOL:
         raise CorruptHeader(path, f"its tree spec has protocol {protocol!r:.40}; only {PROTOCOL} is known")
-    walk = _Walk(path)
+    walk = Walk(path)
     try:
         tree = _node(walk, "", root, 0)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
+    return finish(walk, tree)
+
+
+def enter(walk: Walk, key: str, depth: int) -> None:
+    """Account for one node of the tree; `CorruptHeader` when it is one too many or lies too deep."""
+    walk.n_nodes += 1
+    walk.n_chars += len(key)
+    if depth > MAX_DEPTH:
+        raise CorruptHeader(walk.path, f"its tree spec is nested deeper than {MAX_DEPTH} levels")
+    if walk.n_nodes > walk.max_nodes or walk.n_chars > MAX_KEY_CHARS:
+        raise CorruptHeader(walk.path, "its tree spec is unreasonably large")
+
+
+def finish(walk: Walk, tree: Node | str) -> tuple[Node, list[str], list[str]]:
+    """(tree, keys, warnings) of a walk that is done, each key once."""
     if isinstance(tree, str):
-        raise CorruptHeader(path, "its tree spec holds a single value, not a state dict")
+        raise CorruptHeader(walk.path, "its tree spec holds a single value, not a state dict")
     keys = list(dict.fromkeys(walk.keys))
     if len(keys) < len(walk.keys):
-        twice = sorted({key for key in walk.keys if key in _repeated(walk.keys)})
+        twice = sorted(_repeated(walk.keys))
         walk.warnings.append(f"several entries have the same flattened key and share its data: {', '.join(twice[:8])}")
     return tree, keys, walk.warnings
 
@@ -74,14 +92,9 @@ def _repeated(keys: Sequence[str]) -> set[str]:
     return {key for key in keys if key in seen or seen.add(key)}  # type: ignore[func-returns-value]
 
 
-def _node(walk: _Walk, key: str, spec: dict[str, Any], depth: int) -> Node | str:
+def _node(walk: Walk, key: str, spec: dict[str, Any], depth: int) -> Node | str:
     kind, children = spec["type"], spec["children_spec"]
-    walk.n_nodes += 1
-    walk.n_chars += len(key)
-    if depth > MAX_DEPTH:
-        raise CorruptHeader(walk.path, f"its tree spec is nested deeper than {MAX_DEPTH} levels")
-    if walk.n_nodes > MAX_NODES or walk.n_chars > MAX_KEY_CHARS:
-        raise CorruptHeader(walk.path, "its tree spec is unreasonably large")
+    enter(walk, key, depth)
     if kind is None:
         walk.keys.append(key)
         return key
@@ -94,7 +107,7 @@ def _node(walk: _Walk, key: str, spec: dict[str, Any], depth: int) -> Node | str
 
 
 def _container(
-    walk: _Walk, key: str, kind: str, context: Any, n: int
+    walk: Walk, key: str, kind: str, context: Any, n: int
 ) -> tuple[str, tuple[object, ...] | None, list[str]]:
     """(type of the node, dict keys or None, path component of each child)."""
     if kind in _SEQUENCES:
@@ -111,7 +124,7 @@ def _container(
     return _DICTS[kind], keys, [str(k) for k in keys]
 
 
-def _defaultdict(walk: _Walk, key: str, context: Any, n: int) -> tuple[str, tuple[object, ...] | None, list[str]]:
+def _defaultdict(walk: Walk, key: str, context: Any, n: int) -> tuple[str, tuple[object, ...] | None, list[str]]:
     """The writer names the entries of a defaultdict after its factory and its list of keys, and loses the third."""
     keys, module, factory = context["dict_context"], context["default_factory_module"], context["default_factory_name"]
     shown = factory if module == "builtins" else f"{module}.{factory}"

@@ -17,6 +17,9 @@ from ckptfs.formats.torchglobals import GLOBALS, MAX_ARGS, Box, Global, Storage,
 
 MAX_PICKLE = 256 << 20
 """Bytes; 100,000 tensors take about 30 MB."""
+OBJECT = "object"
+"""Type of a `Box` whose entries are the attributes that BUILD sets."""
+Find = Callable[[str, str], Global | None]
 _MAX_LONG = 256
 """Bytes of an integer."""
 
@@ -30,13 +33,18 @@ class Pickle:
     storages: dict[str, Storage]
 
 
-def unpickle(data: bytes, path: str, start: int = 0) -> Pickle:
-    """The value of the pickle that begins at *start*.
+def known_global(module: str, name: str) -> Global | None:
+    """The row of `GLOBALS`, None when there is none."""
+    return GLOBALS.get((module, name))
+
+
+def unpickle(data: bytes, path: str, start: int = 0, find: Find = known_global) -> Pickle:
+    """The value of the pickle that begins at *start*; *find* says what stands for a global, None to refuse it.
 
     Values are None, bool, int, float, str, bytes, tuple, `Box`, `StoredTensor`, `Opaque` or `Global`. Raises
     `Unsafe` naming the global that is not in `GLOBALS`, `CorruptHeader` for everything else.
     """
-    machine = _Machine(data, start, path)
+    machine = _Machine(data, start, path, find)
     try:
         while True:
             opcode = data[machine.pos]
@@ -58,6 +66,7 @@ class _Machine:
     data: bytes
     pos: int
     path: str
+    find: Find
     stack: list[object] = field(default_factory=list)
     marked: list[list[object]] = field(default_factory=list)
     """The stacks below each MARK."""
@@ -100,7 +109,7 @@ def _pop_marked(m: _Machine) -> list[object]:
 def _push_global(m: _Machine, module: object, name: object) -> None:
     if not isinstance(module, str) or not isinstance(name, str):
         raise ValueError("a global's name is no text")
-    known = GLOBALS.get((module, name))
+    known = m.find(module, name)
     if known is None:
         what = f"its pickle names {module[:100]}.{name[:100]}, which ckptfs never imports or calls"
         raise Unsafe(m.path, f"{what}; save plain tensors, numbers and texts instead")
@@ -126,10 +135,12 @@ def _reduce(m: _Machine) -> None:
 
 
 def _build(m: _Machine) -> None:
-    """Attributes of a dict (``state_dict()._metadata``) are left out; nothing else has a state."""
-    m.stack.pop()
-    if not isinstance(m.stack[-1], Box):
+    """Attributes of a dict (``state_dict()._metadata``) are left out; of the others, only an `OBJECT` has a state."""
+    state, box = m.stack.pop(), m.stack[-1]
+    if not isinstance(box, Box):
         raise ValueError("a state for something that has none")
+    if box.type == OBJECT and isinstance(state, Box) and state.keys is not None:
+        box.keys, box.values = state.keys, state.values  # shared, not copied: one state may be set often
 
 
 def _persistent(m: _Machine) -> None:

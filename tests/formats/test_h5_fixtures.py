@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckptfs.cache import TileCache
-from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, Incomplete, UnknownFormat
+from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, Incomplete, UnknownFormat, Unsafe
 from ckptfs.formats.h5 import is_hdf5, open_h5
 from ckptfs.formats.source import Item, Node, Source
 from ckptfs.tensors.read import to_bytes, to_numpy
@@ -153,9 +153,11 @@ def test_intact_values(name: str) -> None:
         ("no_success", Incomplete, "interrupted"),
         ("success_false", Incomplete, "interrupted"),
         ("no_spec", UnknownFormat, "__spec__"),
-        ("no_version", UnknownFormat, "0.1"),
+        ("no_version", CorruptHeader, "no __version__"),
         ("version_int_0", UnknownFormat, "version 0"),
-        ("bad_hex_spec_v04", UnknownFormat, "0.4"),
+        ("bad_hex_spec_v04", CorruptHeader, "no hexadecimal text"),
+        ("bad_pickle_spec_v04", CorruptHeader, "opcode|pickle"),
+        ("evil_spec_v04", Unsafe, "calls io.open"),
         ("bad_json_spec", CorruptHeader, "tree spec"),
         ("unknown_spec_type", CorruptHeader, "os.system"),
         ("spec_protocol_99", CorruptHeader, "99"),
