@@ -5,7 +5,6 @@ Nothing is copied ahead: tensors are streamed into the file in pieces, row by ro
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from ckptfs.dtypes import DTYPES, DType
 from ckptfs.errors import UsageError
 from ckptfs.formats.source import Item, Node, Shape, Source, Words
 from ckptfs.layouts.h5 import RELEASE, mdl_file
+from ckptfs.layouts.h5_lz4 import write_lz4
 from ckptfs.layouts.h5_state import State, plain_leaf, state_tree
-from ckptfs.write import write_file
+from ckptfs.write import new_file, write_file
 
 
 def save(
@@ -37,16 +37,21 @@ def save(
     *state* nests dicts, lists, tuples, sets and deques of torch tensors, numpy arrays, lazy tensors, numbers, text and
     None; or it is a `Checkpoint`. The same object in two places, and torch tensors that are the same view of one
     memory, stay tied. Named tuples become tuples, and other dicts than dict and OrderedDict become dicts: the format
-    keeps no class. Data are stored uncompressed, and *compress* must be None. *release* is the Cerebras release that
-    the file names, *progress* gets the bytes of each piece.
+    keeps no class. *compress* is None (data as they are, which is faster to read, map and mount) or "lz4" (chunks as
+    the real writer makes them; smaller where weights or optimizer states have many zeros). *release* is the Cerebras
+    release that the file names, *progress* gets the bytes of each piece.
 
     Raises `UsageError` before anything is written: for values that the format cannot hold (naming their keys) and for a
     *path* that exists, unless *force*. The file appears under its name when it is complete.
     """
-    if compress is not None:
-        raise UsageError(f"compress={compress!r} is not available: tensors are stored as they are; leave it out")
+    if compress not in (None, "lz4"):
+        raise UsageError(f"compress={compress!r} is not known: take None or 'lz4'")
     nested = _of_source(state.source) if isinstance(state, Checkpoint) else state_tree(state, _leaf)
-    write_file(mdl_file(nested, release=release), os.fspath(path), force=force, progress=progress)
+    if compress is None:
+        write_file(mdl_file(nested, release=release), path, force=force, progress=progress)
+        return
+    with new_file(path, force=force) as output:
+        write_lz4(nested, output.write_at, release=release, progress=progress)
 
 
 def _of_source(source: Source) -> State:

@@ -9,14 +9,33 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from ckptfs.errors import UsageError, WriteError
 from ckptfs.layouts.extent import File
 
 PIECE = 4 << 20
 """Bytes that are made and written at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A new file that is not yet under its name."""
+
+    fd: int
+    target: str
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Put *data* at *offset*; raises `WriteError`."""
+        rest, at = memoryview(data), offset
+        try:
+            while rest:
+                n = os.pwrite(self.fd, rest, at)
+                rest, at = rest[n:], at + n
+        except OSError as error:
+            raise WriteError(self.target, error.errno or errno.EIO, f"at byte {offset}") from error
 
 
 def write_file(
@@ -31,6 +50,14 @@ def write_file(
     Raises `UsageError` for a target that exists or cannot be one, `WriteError` when the disk is full or fails, and what
     reading the tensors raises.
     """
+    with new_file(path, force=force) as output:
+        _check_room(output, file.size)
+        _copy(file, output, progress)
+
+
+@contextmanager
+def new_file(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Output]:
+    """A file to fill in a ``with`` block; it stands under *path* when the block ends well. Errors as `write_file`'s."""
     target = os.fspath(path)
     _check_target(target, force)
     temporary = f"{target}.{secrets.token_hex(4)}.tmp"
@@ -42,8 +69,8 @@ def write_file(
         undo.callback(_remove, temporary)
         with ExitStack() as opened:
             opened.callback(os.close, fd)
-            _check_room(fd, file.size, target)
-            _copy(file, fd, target, progress)
+            yield Output(fd, target)
+            _sync(fd, target)
         _check_target(target, force)
         try:
             os.rename(temporary, target)
@@ -60,35 +87,30 @@ def _check_target(target: str, force: bool) -> None:
         raise UsageError(f"{target}: exists already; take another name, or write over it with force")
 
 
-def _check_room(fd: int, size: int, target: str) -> None:
+def _check_room(output: Output, size: int) -> None:
     """Refuse before the first byte what cannot fit."""
-    status = os.fstatvfs(fd)
+    status = os.fstatvfs(output.fd)
     free = status.f_bavail * status.f_frsize
     if size > free:
-        raise WriteError(target, errno.ENOSPC, f"{size} bytes are needed, {free} are free")
+        raise WriteError(output.target, errno.ENOSPC, f"{size} bytes are needed, {free} are free")
 
 
-def _copy(file: File, fd: int, target: str, progress: Callable[[int], object] | None) -> None:
+def _copy(file: File, output: Output, progress: Callable[[int], object] | None) -> None:
     buffer = memoryview(bytearray(min(PIECE, file.size)))
     offset = 0
     while offset < file.size:
         piece = buffer[: file.read_into(offset, buffer)]
-        try:
-            _write(fd, piece)
-        except OSError as error:
-            raise WriteError(target, error.errno or errno.EIO, f"after {offset} of {file.size} bytes") from error
+        output.write_at(offset, piece)
         offset += len(piece)
         if progress is not None:
             progress(len(piece))
+
+
+def _sync(fd: int, target: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
         raise WriteError(target, error.errno or errno.EIO, "while the data were put on disk") from error
-
-
-def _write(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def _remove(path: str) -> None:

@@ -164,9 +164,31 @@ def test_refusals_come_before_anything_is_written(what: str, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_compression_is_refused_not_ignored(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="compress='lz4'"):
-        ckptfs.save({"x": 1}, tmp_path / "c.mdl", compress="lz4")
+def test_compression(tmp_path: Path) -> None:
+    state = {"zeros": torch.zeros(500, 300), "noise": torch.rand(500, 300), "scalar": torch.tensor(1.5), "step": 3}
+    seen: list[int] = []
+    ckptfs.save(state, tmp_path / "c.mdl", compress="lz4", progress=seen.append)
+    assert sum(seen) == 2 * 600_000 + 4
+    assert (tmp_path / "c.mdl").stat().st_size < 700_000
+    with ckptfs.open(tmp_path / "c.mdl") as found:
+        assert found["step"] == 3
+        for key in ("zeros", "noise", "scalar"):
+            assert found[key].tobytes() == state[key].numpy().tobytes()  # type: ignore[union-attr]
+
+
+def test_unknown_compression(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="compress='zip' is not known"):
+        ckptfs.save({"x": 1}, tmp_path / "c.mdl", compress="zip")
+
+
+@pytest.mark.parametrize("compress", [None, "lz4"])
+def test_an_interrupt_leaves_nothing(compress: str | None, tmp_path: Path) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ckptfs.save({"x": torch.rand(9)}, tmp_path / "i.mdl", compress=compress, progress=interrupt)
+    assert os.listdir(tmp_path) == []
 
 
 def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:

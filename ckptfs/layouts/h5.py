@@ -12,6 +12,7 @@
 Tensors lie whole and unfiltered (layout class contiguous) where the real writer makes LZ4 chunks. Every size and
 offset is so known before any data are read, any byte can be made by itself, and readers may map the data into memory.
 For trained weights LZ4 saves nothing. The reference's reader asks libhdf5 for the values and sees no difference.
+Chunks as the real writer makes them can only be written from front to back: `h5_lz4`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from functools import lru_cache
 
 from ckptfs.dtypes import DType
 from ckptfs.errors import UsageError
-from ckptfs.formats.source import Item, Shape, Tensor, nbytes
+from ckptfs.formats.source import Item, Shape, Tensor, n_elements, nbytes
 from ckptfs.layouts import h5_structs as h5
 from ckptfs.layouts.extent import Body, File, file_of
+from ckptfs.layouts.h5_chunks import chunk_shape
 from ckptfs.layouts.h5_state import MAX_SHOWN, RTFX, Flat, State, flatten, key_metadata, leaf_fields, refusal
 
 RELEASE = "2.10.0"
@@ -45,24 +47,49 @@ def mdl_file(state: State, *, release: str = RELEASE) -> File:
     memory a key. Raises `UsageError`, naming the keys, for what the format cannot hold: refused objects, dtypes
     without a number, keys that collide or make no HDF5 path.
     """
+    plan = plan_structures(state, release=release)
+    places, size = _places(plan.tensors, plan.end)
+    return file_of([*plan.structures(places, size), *_data(plan.end, places, plan.tensors)])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The structures of one file, complete but for the places of the data and the file's size."""
+
+    tensors: list[Tensor]
+    """Those that are stored, in order."""
+    end: int
+    """Bytes of all structures: the data may start here."""
+    _heap: list[bytes]
+    _headers: _DatasetHeaders
+    _groups: bytes
+    _root: bytes
+    _addresses: tuple[int, int, int]
+
+    def structures(self, places: Iterable[int], size: int) -> list[bytes]:
+        """Their bytes: *places* has each tensor's data or B-tree, *size* is that of the whole file."""
+        self._headers.place(places)
+        first = h5.superblock(size, *self._addresses)
+        return [first, *self._heap, bytes(self._headers.data), self._groups, self._root]
+
+
+def plan_structures(state: State, *, release: str, lz4: bool = False) -> Plan:
+    """What `mdl_file` says; with *lz4*, tensors that have dimensions are chunked and filtered as by the real writer."""
     flat = flatten(state)
     stored = _stored(state, flat)
     texts = h5.TextHeap(h5.SUPERBLOCK_BYTES)
     attributes = list(_root_attributes(state, flat, texts, release))
     headers = _DatasetHeaders(texts)
     for _, tensor, kind in stored:
-        headers.add(kind, tensor.dtype, tensor.shape)
+        headers.add(kind, tensor.dtype, tensor.shape, lz4)
     heap = texts.finish()
     at = h5.SUPERBLOCK_BYTES + sum(map(len, heap))
     paths = {path: at + start for (path, _, _), start in zip(stored, headers.starts, strict=True)}
     groups, tree, names = _groups(paths, at + len(headers.data))
     at += len(headers.data) + len(groups)
-    root, root_address = h5.continued_header(h5.message(0x11, struct.pack("<QQ", tree, names)), attributes, at)
-    at += len(root)
-    places, size = _places([tensor for _, tensor, _ in stored], at)
-    headers.place(places)
-    structures = [h5.superblock(size, root_address, tree, names), *heap, bytes(headers.data), groups, root]
-    return file_of([*structures, *_data(at, places, [tensor for _, tensor, _ in stored])])
+    root, address = h5.continued_header(h5.message(0x11, struct.pack("<QQ", tree, names)), attributes, at)
+    tensors = [tensor for _, tensor, _ in stored]
+    return Plan(tensors, at + len(root), heap, headers, groups, root, (address, tree, names))
 
 
 def _stored(state: State, flat: Flat) -> list[tuple[tuple[bytes, ...], Tensor, str]]:
@@ -135,8 +162,8 @@ class _DatasetHeaders:
     starts: list[int] = field(default_factory=list)
     layouts: list[int] = field(default_factory=list)
 
-    def add(self, kind: str, dtype: DType, shape: Shape) -> None:
-        template = _template(kind, dtype, shape)
+    def add(self, kind: str, dtype: DType, shape: Shape, lz4: bool) -> None:
+        template = _template(kind, dtype, shape, lz4)
         start = len(self.data)
         self.starts.append(start)
         self.layouts.append(start + template.layout)
@@ -162,17 +189,17 @@ class _Template:
 
 
 @lru_cache(maxsize=1024)
-def _template(kind: str, dtype: DType, shape: Shape) -> _Template:
-    size = dtype.itemsize
-    for extent in shape:
-        size *= extent
-    messages = [
-        h5.message(0x01, h5.dataspace(shape)),
-        h5.message(0x03, h5.datatype(dtype), constant=True),
-        h5.message(0x05, b"\2\2\2\1\0\0\0\0", constant=True),
-        h5.message(0x08, struct.pack("<BBQQ", 3, 1, h5.UNDEFINED, size)),
-    ]
-    layout = 16 + sum(map(len, messages[:-1])) + 8 + 2
+def _template(kind: str, dtype: DType, shape: Shape, lz4: bool) -> _Template:
+    messages = [h5.message(0x01, h5.dataspace(shape)), h5.message(0x03, h5.datatype(dtype), constant=True)]
+    if lz4 and shape:
+        messages += [h5.message(0x05, h5.FILL_CHUNKED, constant=True), h5.message(0x0B, h5.LZ4_FILTER, constant=True)]
+        place = struct.pack("<BBB", 3, 2, len(shape) + 1)
+        rest = struct.pack(f"<{len(shape) + 1}I", *chunk_shape(shape, dtype.itemsize), dtype.itemsize)
+    else:
+        messages.append(h5.message(0x05, h5.FILL_CONTIGUOUS, constant=True))
+        place, rest = struct.pack("<BB", 3, 1), struct.pack("<Q", n_elements(shape) * dtype.itemsize)
+    layout = 16 + sum(map(len, messages)) + 8 + len(place)
+    messages.append(h5.message(0x08, place + struct.pack("<Q", h5.UNDEFINED) + rest))
     texts = []
     at = 16 + sum(map(len, messages))
     for name, element, extents, value in _dataset_attributes(kind, dtype, shape):

@@ -97,6 +97,13 @@ def datatype(dtype: DType) -> bytes:
     return struct.pack("<BHxI", 0x16, 2, size) + members
 
 
+FILL_CONTIGUOUS = b"\2\2\2\1\0\0\0\0"
+"""Fill value message: allocated late, written if set, zero."""
+FILL_CHUNKED = b"\2\3\2\1\0\0\0\0"
+"""The same, allocated chunk by chunk."""
+_LZ4_NAME = b"HDF5 lz4 filter; see http://www.hdfgroup.org/services/contributions.html".ljust(80, b"\0")
+LZ4_FILTER = struct.pack("<BB6xHHHH", 1, 1, 32004, len(_LZ4_NAME), 1, 1) + _LZ4_NAME + bytes(8)
+"""Filter pipeline: LZ4, optional, with the client value 0 (one block a chunk)."""
 BOOL = bytes.fromhex("1802000001000000 1008000001000000 00000800") + b"FALSE\0\0\0TRUE\0\0\0\0\0\1"
 INT64 = struct.pack("<BBxxIHH", 0x10, 0x08, 8, 0, 64)
 TEXT = bytes.fromhex("1901010010000000 1000000001000000 00000800")

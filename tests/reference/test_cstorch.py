@@ -52,12 +52,13 @@ def described(name: str, values: torch.Tensor) -> list[Any]:
     return ["tensor", f"torch.{name}", list(values.shape), digest(words.numpy().tobytes())]
 
 
-def test_it_loads_the_same_from_our_copies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [None, "lz4"])
+def test_it_loads_the_same_from_our_copies(compress: str | None, tmp_path: Path) -> None:
     copies = []
     for name in REWRITTEN:
         with ckptfs.open(V05 / f"{name}.mdl") as source:
             copies.append(tmp_path / f"{name}.mdl")
-            ckptfs.save(source, copies[-1])
+            ckptfs.save(source, copies[-1], compress=compress)
     for name, ours, theirs in zip(
         REWRITTEN, loaded(*copies), loaded(*(V05 / f"{name}.mdl" for name in REWRITTEN)), strict=True
     ):
