@@ -84,7 +84,7 @@ class ConfigTable:
     """One family's config. *names* maps Hugging Face to Cerebras names of fields that are copied.
 
     *outside* are fields that the tables treat as part of the Cerebras ``model`` section, but that stand elsewhere in
-    the whole config, at the path given.
+    the whole config, at the path given, or nowhere (an empty path).
     """
 
     names: Mapping[str, str]
@@ -133,7 +133,7 @@ def bring_in(model: Config, whole: Config, outside: Mapping[str, tuple[str, ...]
         where: Any = whole
         for part in path:
             where = where.get(part) if isinstance(where, Mapping) else None
-        if where is not None:
+        if path and where is not None:
             values[name] = where
     return values
 
@@ -142,7 +142,7 @@ def put_out(model: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, 
     """The whole Cerebras config for a ``model`` section, with the *outside* fields at their places."""
     whole: dict[str, Any] = {"model": {k: v for k, v in model.items() if k not in outside}}
     for name, path in outside.items():
-        if name in model:
+        if path and name in model:
             where = whole
             for part in path[:-1]:
                 where = where.setdefault(part, {})
@@ -150,10 +150,23 @@ def put_out(model: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, 
     return whole
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Several values that a `SideTable.must` field may have."""
+
+    values: tuple[object, ...]
+
+
+def one_of(*values: object) -> OneOf:
+    """A field that may have any of these values."""
+    return OneOf(values)
+
+
 def _check(fields: Fields, must: Config, other: Config) -> None:
     for name, wanted in must.items():
-        if name in fields and fields[name] != wanted:
-            fields.refuse(name, f"only {wanted!r} can be converted")
+        allowed = wanted.values if isinstance(wanted, OneOf) else (wanted,)
+        if name in fields and fields[name] not in allowed:
+            fields.refuse(name, f"only {' or '.join(map(repr, allowed))} can be converted")
     for name in other:
         if name in fields and name not in must:
             fields.refuse(name, "this field must not appear in a config of this side")

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptfs.errors import UnknownFamily
+from ckptfs.mappings.config import OneOf
+from ckptfs.mappings.families.bloom import BLOOM, BLOOM_HEADLESS
+from ckptfs.mappings.families.btlm import BTLM, BTLM_HEADLESS, JAIS_FAMILY
+from ckptfs.mappings.families.falcon import FALCON, FALCON_HEADLESS
+from ckptfs.mappings.families.gemma2 import GEMMA2
 from ckptfs.mappings.families.gpt2 import GPT2, GPT2_HEADLESS
 from ckptfs.mappings.families.gpt_neox import GPT_NEOX, GPT_NEOX_HEADLESS
 from ckptfs.mappings.families.gptj import CODEGEN, CODEGEN_HEADLESS, GPTJ, GPTJ_HEADLESS
 from ckptfs.mappings.families.llama import LLAMA, LLAMA_HEADLESS
 from ckptfs.mappings.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS
+from ckptfs.mappings.families.mpt import MPT, MPT_HEADLESS
+from ckptfs.mappings.families.santacoder import SANTACODER, SANTACODER_HEADLESS
+from ckptfs.mappings.families.starcoder import STARCODER, STARCODER_HEADLESS
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import SIDES
 
 _ALIASES = {
     "llama": ("llamaV2", "code-llama", "wizardlm"),
     "llama-headless": ("llamaV2-headless", "code-llama-headless", "wizardlm-headless"),
+    "starcoder": ("octocoder", "wizardcoder", "sqlcoder"),
+    "starcoder-headless": ("octocoder-headless", "wizardcoder-headless", "sqlcoder-headless"),
 }
 
 _FAMILIES = (
     *(GPT2, GPT2_HEADLESS, GPTJ, GPTJ_HEADLESS, CODEGEN, CODEGEN_HEADLESS, GPT_NEOX, GPT_NEOX_HEADLESS),
     *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
+    *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
+    *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():
@@ -83,9 +95,13 @@ def describe(name: str) -> dict[str, Any]:
         "config": {
             "names": dict(f.config.names),
             "computed": [{"hf": list(lens.hf), "cs": list(lens.cs)} for lens in f.config.lenses],
-            **{side: {p: dict(getattr(f.config.side(side), p)) for p in ("must", "fill", "add")} for side in SIDES},
+            **{side: {p: _plain(getattr(f.config.side(side), p)) for p in ("must", "fill", "add")} for side in SIDES},
         },
     }
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: {"one of": list(v.values)} if isinstance(v, OneOf) else v for k, v in fields.items()}
 
 
 def _rules(f: Family) -> Iterator[dict[str, Any]]:

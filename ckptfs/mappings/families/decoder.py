@@ -11,6 +11,9 @@ from ckptfs.mappings.config import Config, Fields, Lens, choice
 from ckptfs.mappings.table import Context, Make, Rule, copy, making_cs, same
 from ckptfs.tensors.made import constant, filled, seeded_normal
 
+SLOPES = "embedding_layer.position_embed_helper.slopes"
+OLD_SLOPES = "relative_pe_helper.slopes"
+"""Where ALiBi's slopes were before release 2.1."""
 HEAD_SEED = 0
 """Seed of heads made for headless checkpoints; see docs/SEMANTICS.md."""
 
@@ -52,6 +55,11 @@ def alibi_slopes(context: Context, tensor: Tensor) -> Tensor | None:
 def _powers(n: int) -> list[float]:
     s = 2.0 ** (-8.0 / n)
     return [s * s**j for j in range(n)]
+
+
+def nothing(fields: Fields) -> Config:
+    """The side of a `Lens` that writes no field."""
+    return {}
 
 
 def no_numbers(model: str, cs: Mapping[str, Any]) -> dict[str, int]:

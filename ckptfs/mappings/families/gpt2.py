@@ -44,14 +44,14 @@ POSITIONS = same(
 )
 
 
-def body(prefix: str, embedding: Rule) -> list[Rule]:
+def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
     """Everything but the head, with the Hugging Face *prefix*."""
-    layers = under("h.{i}.", "transformer_decoder.layers.{i}.", LAYER)
+    layers = under("h.{i}.", "transformer_decoder.layers.{i}.", layer)
     return under(prefix, "", [embedding, POSITIONS, *layers, final_norm("ln_f")])
 
 
-TENSORS = Table((*body("transformer.", EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True))))
+TENSORS = Table((*body("transformer.", EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
+HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True), LAYER)))
 
 
 def inner(fields: Fields) -> Config:

@@ -15,6 +15,7 @@ from ckptfs.mappings.families.decoder import (
     final_norm,
     gated,
     kv_heads,
+    nothing,
     numbers,
     rope_parameters,
     rope_scaling,
@@ -81,7 +82,7 @@ def groups_to_hf(fields: Fields) -> Config:
 
 KV_GROUPS = (
     Lens(("num_key_value_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
-    Lens((), ("attention_module",), lambda fields: {}, module_to_hf),
+    Lens((), ("attention_module",), nothing, module_to_hf),
 )
 
 
@@ -131,7 +132,7 @@ CONFIG = ConfigTable(
     lenses=(
         gated(),
         *KV_GROUPS,
-        Lens(("num_attention_heads",), (), rotary_to_cs, lambda fields: {}),
+        Lens(("num_attention_heads",), (), rotary_to_cs, nothing),
         rope_scaling(("linear", "yarn", "longrope", "llama3"), llama_like=True),
     ),
     hf=SideTable(
