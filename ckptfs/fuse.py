@@ -43,8 +43,8 @@ _RESULTS = {1: "bad mount options", 3: "libfuse refused its options", 4: "the ke
 class MountOptions:
     """What a mount looks like to the system. Sizes in bytes."""
 
-    threads: int = 4
-    """Threads that answer the kernel. One reader is served as fast by one; a few serve several, and slow sources."""
+    threads: int = 2
+    """Threads that answer the kernel. Two overlap reading with the kernel's copying; more fight for Python's lock."""
     uid: int = field(default_factory=os.getuid)
     gid: int = field(default_factory=os.getgid)
     umask: int = 0

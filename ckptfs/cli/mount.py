@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 @view_options
 @click.option("--shard-size", type=size, help="Size above which weights are split into files (10GB).")
 @click.option("--cache-size", type=size, help="Memory for decoded data (128MiB).")
-@click.option("--threads", type=click.IntRange(1, 64), help="Threads that answer reads.")
+@click.option("--threads", type=click.IntRange(1, 64), help="Threads that answer reads (2).")
 @click.option("--read-ahead", type=size, help="Read-ahead of the mount, 0 for the kernel's default (4MiB; needs root).")
 @click.option("--allow-other", is_flag=True, help="Let other users read the mount, too.")
 @click.option("--uid", type=click.IntRange(0), help="Owner of all files (you).")
@@ -52,11 +53,14 @@ def command(source: str, mountpoint: str, **options: Any) -> None:
     from ckptfs.cli.opening import opened
     from ckptfs.mounts import check_mountpoint
 
+    gc.disable()  # what is made until the mount answers stays as long as the mount
     flags = fuse_flags(options["fuse_options"])
     fuse.load_binding()
     path = check_mountpoint(mountpoint, source, nonempty="nonempty" in flags)
     with opened(source, follow_links=options["follow_links"], cache_size=options["cache_size"]) as src:
         tree, reason = _tree(src, options)
+        gc.freeze()
+        gc.enable()
         mount_options = _mount_options(options, flags, src.nbytes)
         logging = {"log_file": options["log_file"], "log_level": options["log_level"]}
         if options["foreground"]:
