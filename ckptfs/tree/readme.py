@@ -32,6 +32,8 @@ def readme(about: Mapping[str, Any], entries: Iterable[str], *, no_hf_reason: st
         )
     )
     shown = [*about["warnings"][:20], *(f"not shown: {r['key']}: {r['reason']}" for r in about["refused"][:20])]
+    if about["refused"]:
+        shown.append("in torch/, what is not shown is a text that says why")
     if shown:
         parts.append("Worth knowing:\n" + "\n".join(f"  - {' '.join(line.split())}" for line in shown))
     return "\n\n".join(parts) + "\n"

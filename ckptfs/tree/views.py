@@ -21,6 +21,7 @@ from ckptfs.tree.hf import DEFAULT_SHARD_BYTES, View, hf_folder
 from ckptfs.tree.names import MAX_LEVELS, escape
 from ckptfs.tree.node import Entry, Folder, Leaf, Tree
 from ckptfs.tree.readme import readme
+from ckptfs.tree.torch import hf_bin_folder, torch_folder
 
 
 def build_tree(
@@ -35,9 +36,9 @@ def build_tree(
 ) -> Tree:
     """The tree of one checkpoint.
 
-    *view* gives ``hf/`` when its target is ``hf``; other views come as whole entries. *no_hf_reason* says in the
-    README why there is none. *about* is `facts` of the source where the caller knows more (the family), *hf_extra*
-    adds files to ``hf/`` that it lacks, *extra* adds entries at the top. Reads no tensor data.
+    *view* gives ``hf/`` and ``hf-bin/`` when its target is ``hf``; other views come as whole entries. *no_hf_reason*
+    says in the README why there is none. *about* is `facts` of the source where the caller knows more (the family),
+    *hf_extra* adds files to both that they lack, *extra* adds entries at the top. Reads no tensor data.
     """
     about = facts(source) if about is None else about
     entries: dict[str, Entry] = {
@@ -47,6 +48,8 @@ def build_tree(
     }
     if view is not None and view.tgt == "hf":
         entries["hf"] = hf_folder(view, shard_bytes=shard_bytes, extra=hf_extra)
+        entries["hf-bin"] = hf_bin_folder(view, shard_bytes=shard_bytes, extra=hf_extra)
+    entries["torch"] = torch_folder(source)
     entries |= extra or {}
     page = readme(about, ["README.txt", *entries], no_hf_reason=None if "hf" in entries else no_hf_reason)
     children: dict[str, Entry] = {"README.txt": Leaf(text_file(page)), **entries}

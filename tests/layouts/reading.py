@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ckptfs.formats.source import Words
 from ckptfs.layouts.extent import File
+from tests.factories import ArrayTensor
 
 
 def content(file: File) -> bytes:
@@ -12,3 +14,13 @@ def content(file: File) -> bytes:
     assert file.read_into(file.size, memoryview(out)[:7]) == 0
     assert out[file.size :] == bytes(7)
     return bytes(out[: file.size])
+
+
+class Counting(ArrayTensor):
+    """Counts the elements that are read."""
+
+    elements = 0
+
+    def read_block(self, row: int, col: int, out: Words) -> None:
+        super().read_block(row, col, out)
+        self.elements += out.size

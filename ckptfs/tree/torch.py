@@ -1,0 +1,42 @@
+"""The folders of torch files: `torch/` with the checkpoint itself, `hf-bin/` with the Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckptfs.formats.source import Source
+from ckptfs.layouts.shards import index_file, named_shards
+from ckptfs.layouts.state import model_state, nested_state
+from ckptfs.layouts.torchzip import torch_file
+from ckptfs.tree.hf import DEFAULT_SHARD_BYTES, View, config_files
+from ckptfs.tree.node import Entry, Folder, Leaf
+
+STEM = "pytorch_model"
+
+
+def torch_folder(source: Source) -> Folder:
+    """``checkpoint.pt``, the whole state dict as it is nested, and ``model.pt``, its ``model`` state."""
+
+    def make() -> dict[str, Entry]:
+        return {
+            "checkpoint.pt": Leaf(torch_file(nested_state(source))),
+            "model.pt": Leaf(torch_file(model_state(source))),
+        }
+
+    return Folder(make)
+
+
+def hf_bin_folder(
+    view: View, *, shard_bytes: int = DEFAULT_SHARD_BYTES, extra: Mapping[str, Entry] | None = None
+) -> Folder:
+    """As `hf.hf_folder`, with the weights in ``pytorch_model.bin`` or its shards and their index."""
+
+    def make() -> dict[str, Entry]:
+        named = named_shards(view.tensors, shard_bytes, stem=STEM, suffix=".bin")
+        files = config_files(view.config) | {name: torch_file(part) for name, part in named.items()}
+        if len(named) > 1:
+            files[f"{STEM}.bin.index.json"] = index_file(named)
+        own: dict[str, Entry] = {name: Leaf(file) for name, file in files.items()}
+        return {**own, **{name: entry for name, entry in (extra or {}).items() if name not in own}}
+
+    return Folder(make)
