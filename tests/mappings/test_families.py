@@ -16,8 +16,8 @@ from ckptfs.formats.source import Tensor
 from ckptfs.mappings import registry
 from ckptfs.mappings.config import OneOf
 from ckptfs.mappings.family import Family
+from ckptfs.mappings.matching import convert_tensors
 from ckptfs.mappings.ops import Cut, Stack, Transpose
-from ckptfs.mappings.plan import convert_tensors
 from ckptfs.mappings.table import SIDES, Context, Rule, Side
 from ckptfs.mappings.template import PARAMS
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy

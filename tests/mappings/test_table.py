@@ -9,8 +9,8 @@ import pytest
 
 from ckptfs.errors import MappingError, MissingKeys, ShapeError, UnmatchedKeys
 from ckptfs.formats.source import Tensor
+from ckptfs.mappings.matching import convert_tensors
 from ckptfs.mappings.ops import Add, Cut, Each, Reshape, Stack, Transpose, rope, unpack_heads
-from ckptfs.mappings.plan import convert_tensors
 from ckptfs.mappings.table import (
     Context,
     Side,
