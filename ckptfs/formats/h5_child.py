@@ -36,11 +36,20 @@ _PICKLE_PREFIX = 4096
 
 
 def main() -> None:
-    """Serve the one request in ``sys.argv[1]``: JSON with fd, path, sys_path, chunks and library."""
+    """Serve the one request in ``sys.argv[1]``: JSON with fd, path, sys_path, chunks and library.
+
+    With ``decode`` it is the file of which `h5_child_decode` decodes chunks.
+    """
     _limit(resource.RLIMIT_AS, MAX_MEMORY)
-    _limit(resource.RLIMIT_CPU, MAX_CPU_SECONDS)
     _limit(resource.RLIMIT_CORE, 0)
     request = json.loads(sys.argv[1])
+    if "decode" in request:
+        sys.path[:] = request["sys_path"]
+        from ckptfs.formats import h5_child_decode
+
+        h5_child_decode.serve(request["decode"])
+        return
+    _limit(resource.RLIMIT_CPU, MAX_CPU_SECONDS)
     gc.disable()  # nothing here is cyclic, and the process ends soon
     sys.stdout.write(json.dumps(answer(**request), separators=(",", ":")))  # json.dump is four times slower
 

@@ -20,9 +20,11 @@ import numpy.typing as npt
 
 from ckptfs.cache import TileCache, scratch
 from ckptfs.dtypes import DType
-from ckptfs.errors import CorruptChunk, MissingCodec
+from ckptfs.errors import CorruptChunk
 from ckptfs.formats import h5_filters
 from ckptfs.formats.h5_btree import ChunkTable
+from ckptfs.formats.h5_decoder import Decoder
+from ckptfs.formats.h5_index import object_path
 from ckptfs.formats.raw import OpenFile
 from ckptfs.formats.source import Shape, Words
 
@@ -61,6 +63,8 @@ class ChunkedTensor:
     """One element's bytes, for chunks that were never written."""
     load: Callable[[], ChunkTable]
     cache: TileCache
+    decoder: Decoder
+    """For the filters that `h5_filters` does not know."""
     serial: int = field(default_factory=itertools.count().__next__)
     """Names the tensor in the cache; an id() or a descriptor may come back."""
     _plan: _Plan | None = None
@@ -77,7 +81,7 @@ class ChunkedTensor:
         return min(self.chunk[0], max(1, self.shape[0])), max(1, n)
 
     def read_block(self, row: int, col: int, out: Words) -> None:
-        """As `source.Tensor` says. Raises `MissingCodec` for a filter that is not known."""
+        """As `source.Tensor` says. Raises `MissingCodec` for a filter that is not installed."""
         if out.size == 0:
             return
         plan = self._plan or self._make_plan()
@@ -120,9 +124,6 @@ def boxes(dims: Sequence[int], start: int, stop: int) -> Iterator[tuple[Span, ..
 
 
 def _plan(tensor: ChunkedTensor) -> _Plan:
-    codec = h5_filters.missing(tensor.filters)
-    if codec:
-        raise MissingCodec(tensor.file.path, f"{tensor.key}: HDF5 filter {codec} cannot be decoded")
     table = tensor.load()
     n = math.prod(tensor.chunk) * tensor.dtype.itemsize
     every = (1 << len(tensor.filters)) - 1
@@ -291,16 +292,26 @@ def _decode(tensor: ChunkedTensor, plan: _Plan, i: int) -> npt.NDArray[Any]:
     if nbytes > MAX_DECODED or offset + stored > tensor.file.size or stored > 8 * nbytes + 4096:
         what = f"chunk {i} of {nbytes} bytes ({stored} stored) is too large, or lies outside of the file"
         raise CorruptChunk(tensor.file.path, tensor.key, offset, what)
-    raw = scratch("encoded", stored)
-    _read_exactly(tensor, raw.data, offset)
     try:
-        data = h5_filters.decode(raw, tensor.filters, int(plan.table.masks[i]), nbytes)
+        data = _decoded(tensor, plan, i, nbytes)
     except ValueError as error:
         raise CorruptChunk(tensor.file.path, tensor.key, offset, f"chunk {i}: {error}") from error
-    if np.may_share_memory(data, raw):
-        data = data.copy()
     tile: npt.NDArray[Any] = data.view(tensor.dtype.word).reshape(tensor.chunk)
     return tile
+
+
+def _decoded(tensor: ChunkedTensor, plan: _Plan, i: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """The bytes of one chunk, in memory of their own; ValueError when the stored ones are damaged."""
+    mask = int(plan.table.masks[i])
+    if not h5_filters.are_known(tensor.filters, mask):
+        cell = np.unravel_index(i, plan.table.grid)
+        start = tuple(int(index) * size for index, size in zip(cell, tensor.chunk, strict=True))
+        used = tuple(number for bit, (number, _) in enumerate(tensor.filters) if not mask >> bit & 1)
+        return tensor.decoder.chunk(object_path(tensor.key), start, tensor.chunk, used, nbytes)
+    raw = scratch("encoded", int(plan.table.nbytes[i]))
+    _read_exactly(tensor, raw.data, int(plan.table.offsets[i]))
+    data = h5_filters.decode(raw, tensor.filters, mask, nbytes)
+    return data.copy() if np.may_share_memory(data, raw) else data
 
 
 def _read_exactly(tensor: ChunkedTensor, out: memoryview, offset: int) -> None:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 GZIP, SHUFFLE, FLETCHER32, LZ4 = 1, 2, 3, 32004
 KNOWN = frozenset({GZIP, SHUFFLE, FLETCHER32, LZ4})
-NAMES = {4: "szip", 5: "nbit", 6: "scale-offset", 32000: "lzf", 32001: "blosc", 32008: "bitshuffle", 32015: "zstd"}
 LZ4_HEAD = 16
 """Bytes before the data of a chunk that is one plain block."""
 _LZ4_RATIO = 256
@@ -126,9 +125,6 @@ def _swapped(word: int) -> int:
     return (word & 0xFF) << 8 | word >> 8
 
 
-def missing(filters: Sequence[tuple[int, Any]]) -> str | None:
-    """The first filter that cannot be undone, by name; None when all can."""
-    for number, _ in filters:
-        if number not in KNOWN:
-            return f"{NAMES.get(number, 'unknown')} ({number})"
-    return None
+def are_known(filters: Sequence[tuple[int, Any]], mask: int) -> bool:
+    """Whether `decode` can undo all filters that *mask* does not skip; libhdf5 is needed for the others."""
+    return all(mask >> i & 1 or number in KNOWN for i, (number, _) in enumerate(filters))

@@ -9,21 +9,20 @@ import base64
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.errors import CorruptHeader, SourceError
+from ckptfs.formats.h5_decoder import Decoder
+from ckptfs.formats.h5_process import child_command
 from ckptfs.formats.raw import OpenFile, open_file
 from ckptfs.formats.source import Shape
 
 TIMEOUT_SECONDS = 600
 MAX_ANSWER = 2 << 30
 """Bytes of JSON that the child may send."""
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_START = "import sys; sys.path.append(sys.argv[2]); from ckptfs.formats.h5_child import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,8 @@ class Index:
     objects: Mapping[str, Any]
     """Path to a record, or to ``[place in records, address]``."""
     records: Sequence[H5Object]
+    decoder: Decoder
+    """Of the chunks that need libhdf5."""
 
     def get(self, name: str) -> H5Object | None:
         """The object stored under *name*, None when there is none."""
@@ -120,7 +121,7 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
         if type(answer["base"]) is not int or not sound:
             raise CorruptHeader(file.path, "the indexing process answered nonsense")
         records = [_object(file.path, "a dataset", raw) for raw in lists[1]]
-        return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records)
+        return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records, Decoder(file))
     except KeyError as error:
         os.close(file.fd)
         raise CorruptHeader(file.path, "the indexing process answered nonsense") from error
@@ -139,10 +140,7 @@ def chunk_list(file: OpenFile, name: str) -> list[Any]:
 
 def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
     request = {"fd": file.fd, "path": file.path, "chunks": chunks, "library": library}
-    request["sys_path"] = [os.path.abspath(entry) for entry in sys.path]
-    # -S: the walker needs no site-packages, and looking for them costs a third of the start.
-    command = [sys.executable or "python3", "-I", "-S", "-c", _START, json.dumps(request), _ROOT]
-    data = _output(file, command)
+    data = _output(file, child_command(request))
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:

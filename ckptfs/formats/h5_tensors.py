@@ -130,7 +130,7 @@ def _in_layout(
         if len(where) != len(shape) or not shape or not _is_chunk_shape(where):
             raise CorruptHeader(index.file.path, f"{name}: its chunks have the shape {where}, it has {shape}")
         load = partial(_load_chunks, index.file, index.base, name, shape, where, rest)
-        return ChunkedTensor(dtype, shape, index.file, name, where, found.filters, fill, load, cache)
+        return ChunkedTensor(dtype, shape, index.file, name, where, found.filters, fill, load, cache, index.decoder)
     if kind == "compact" and len(where) == nbytes:
         return InlineTensor(dtype, shape, where)
     if kind == "contiguous" and where is None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.cache import TileCache
-from ckptfs.errors import CorruptChunk, MissingCodec
+from ckptfs.errors import CorruptChunk
 from ckptfs.formats import h5_chunks
 from ckptfs.formats.h5_chunks import boxes
 from ckptfs.formats.source import Tensor, n_cols, n_rows
@@ -196,18 +196,6 @@ def test_compact_data(tmp_path: Path) -> None:
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
     with tensors_of(path) as tensors:
         assert to_bytes(tensors["c"]) == array.tobytes()
-
-
-def test_unknown_filter_concerns_one_tensor(tmp_path: Path) -> None:
-    path = tmp_path / "zstd.h5"
-    array = smooth((30, 30), "<i4")
-    with h5py.File(path, "w") as out:
-        out.create_dataset("zstd", data=array, chunks=(10, 10), **hdf5plugin.Zstd())
-        out.create_dataset("lz4", data=array, chunks=(10, 10), **LZ4)
-    with tensors_of(path) as tensors:
-        assert to_bytes(tensors["lz4"]) == array.tobytes()
-        with pytest.raises(MissingCodec, match=r"zstd: HDF5 filter zstd \(32015\)"):
-            to_bytes(tensors["zstd"])
 
 
 def test_plain_chunks_are_read_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ckptfs.cache import TileCache
 from ckptfs.errors import CkptfsError, CorruptHeader
-from ckptfs.formats import h5_child, h5_index
+from ckptfs.formats import h5_child, h5_index, h5_process
 from ckptfs.formats.h5 import open_h5
 from ckptfs.formats.h5_index import object_path, read_index
 from ckptfs.tensors.read import to_bytes
@@ -160,13 +160,13 @@ def test_random_damage_of_files(tmp_path: Path) -> None:
 
 
 def test_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h5_index, "_START", "import os; os.kill(os.getpid(), 11)")
+    monkeypatch.setattr(h5_process, "_START", "import os; os.kill(os.getpid(), 11)")
     with pytest.raises(CorruptHeader, match=r"good\.mdl: .*died"):
         read_index(DATA / "h5" / "damaged" / "good.mdl")
 
 
 def test_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h5_index, "_START", "import time; time.sleep(60)")
+    monkeypatch.setattr(h5_process, "_START", "import time; time.sleep(60)")
     monkeypatch.setattr(h5_index, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(CorruptHeader, match=r"good\.mdl"):
         read_index(DATA / "h5" / "damaged" / "good.mdl")
@@ -176,7 +176,7 @@ def test_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     "text", ["[]", "{}", '{"base":0,"file":[],"metadata":{},"objects":{},"fields":[],"records":[]}']
 )
 def test_child_that_talks_nonsense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h5_index, "_START", f"print({text!r})")
+    monkeypatch.setattr(h5_process, "_START", f"print({text!r})")
     with pytest.raises(CorruptHeader, match="nonsense"):
         read_index(DATA / "h5" / "damaged" / "good.mdl")
 

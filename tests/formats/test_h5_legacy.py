@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,9 +16,9 @@ import numpy as np
 import pytest
 
 from ckptfs.cache import TileCache
-from ckptfs.errors import CorruptHeader, UnknownFormat
+from ckptfs.errors import CkptfsError, CorruptHeader, UnknownFormat
 from ckptfs.formats.h5 import open_h5
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Item, Node, Source, nbytes
 from ckptfs.tensors.read import to_bytes, to_numpy
 from tests.formats.h5_files import DATA
 from tests.formats.legacy_specs import leaf, spec_hex, tree
@@ -280,3 +284,42 @@ def test_broken_spec_leaves_no_open_file(tmp_path: Path) -> None:
     with pytest.raises(CorruptHeader):
         open_h5(tmp_path / "c.mdl", TileCache())
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("name", ["v04_basic", "v03_deferred", "v01_no_version", "v04_comp_lzf"])
+def test_random_damage(name: str, tmp_path: Path) -> None:
+    """Whatever the bytes are: items and data, or one of our errors."""
+    good = (LEGACY / f"{name}.mdl").read_bytes()
+    rng = random.Random(name)
+    path = tmp_path / "c.mdl"
+    opened = 0
+    for _ in range(25):
+        data = bytearray(good)
+        for _ in range(rng.randrange(1, 20)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            source = open_h5(path, TileCache())
+        except CkptfsError as error:
+            assert str(path) in str(error)
+            continue
+        opened += 1
+        for tensor in source.tensors().values():
+            if nbytes(tensor) < 1 << 24:
+                with contextlib.suppress(CkptfsError):
+                    to_bytes(tensor)
+        source.close()
+    assert opened > 0
+
+
+def test_hdf5_stays_out_of_the_process() -> None:
+    """Neither opening nor reading loads h5py here, also for a filter that needs it."""
+    code = (
+        "import sys; from ckptfs.cache import TileCache; from ckptfs.formats.h5 import open_h5;"
+        "from ckptfs.tensors.read import to_bytes; source = open_h5(sys.argv[1], TileCache());"
+        "print(*(len(to_bytes(t)) for t in source.tensors().values()), 'h5py' in sys.modules)"
+    )
+    command = [sys.executable, "-W", "error", "-c", code, str(LEGACY / "v04_comp_lzf.mdl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["24000", "44", "False"]
+    assert done.stderr == ""
