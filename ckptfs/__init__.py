@@ -1,6 +1,7 @@
 """ckptfs mounts large-model checkpoints as folders.
 
-``open`` reads any supported checkpoint lazily, ``view`` shows it as another format, ``save`` writes a Cerebras one.
+``open`` reads any supported checkpoint lazily, ``load`` as torch tensors, ``view`` shows it as another format,
+``save`` writes a Cerebras one.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "LazyTensor", "View", "__version__", "open", "save", "view"]
+__all__ = ["Checkpoint", "LazyTensor", "View", "__version__", "load", "open", "save", "view"]
 
 if TYPE_CHECKING:
     from ckptfs.api import Checkpoint, LazyTensor, View, open, view
+    from ckptfs.loading import load
     from ckptfs.saving import save
 
 
@@ -21,6 +23,10 @@ def __getattr__(name: str) -> object:
         from ckptfs.saving import save
 
         return save
+    if name == "load":
+        from ckptfs.loading import load
+
+        return load
     if name in __all__:
         from ckptfs import api
 

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "api": [*EVERYTHING_BELOW, "tree*"],
     "convert": [*EVERYTHING_BELOW, "tree*", "api"],
     "write": ["errors", "layouts.extent"],
+    "loading": [*EVERYTHING_BELOW, "api"],
     "saving": [*EVERYTHING_BELOW, "api", "write"],
     "fuse": ["errors", "tree*", "layouts.extent"],
     "environment": ["errors", "fuse", "mounts"],
@@ -42,7 +43,7 @@ MAY_IMPORT = {
 HDF5 = ["formats.h5_child*", "formats.h5_library*"]
 """What runs in a child process; the daemon never loads it."""
 ONLY_IN = {
-    "torch": [],
+    "torch": ["loading"],
     "transformers": [],
     "safetensors": [],
     "h5py": HDF5,
