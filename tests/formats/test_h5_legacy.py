@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ckptfs.cache import TileCache
-from ckptfs.errors import CkptfsError, CorruptHeader, UnknownFormat
+from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, UnknownFormat
 from ckptfs.formats.h5 import open_h5
 from ckptfs.formats.source import Item, Node, Source, nbytes
 from ckptfs.tensors.read import to_bytes, to_numpy
@@ -323,3 +323,43 @@ def test_hdf5_stays_out_of_the_process() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["24000", "44", "False"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(3, [("a", "<f4"), ("b", "<i2")]),
+        np.array([b"abc", b"d"]),
+        np.array(["text", "é"], h5py.string_dtype()),
+        np.zeros(3, "V5"),
+    ],
+    ids=["structured", "bytes", "text", "opaque"],
+)
+def test_element_types_that_cannot_be_shown(tmp_path: Path, array: Any) -> None:
+    with checkpoint(tmp_path / "c.mdl", ["a"]) as file:
+        dataset(file, "a", array, type="NumpyArrayH5Type")
+    item = items_of(tmp_path / "c.mdl")["a"]
+    assert item.kind == "object"
+    assert "element type" in str(item.reason)
+
+
+@pytest.mark.parametrize("shape", [(1 << 50, 1 << 9), (1 << 30, 1 << 14), (1 << 62,)])
+def test_absurd_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A file of a few kilobytes may claim any shape; opening costs nothing, and reading is refused."""
+    with checkpoint(tmp_path / "c.mdl", ["a"]) as file:
+        made = file.create_dataset("a", shape, "u1", chunks=(16,) * len(shape))
+        made.attrs["__H5_TYPE__"] = "TorchTensorH5Type"
+    source = open_h5(tmp_path / "c.mdl", TileCache())
+    tensor = source.items["a"].tensor
+    assert tensor is not None
+    with pytest.raises(CorruptChunk, match="do not fit"):
+        tensor.read_block(0, 0, np.zeros((1, 1), "u1"))
+    source.close()
+
+
+def test_a_text_of_megabytes(tmp_path: Path) -> None:
+    """HDF5 keeps long texts outside of the object header; the tree spec of a large model is one."""
+    keys = [f"model.layers.{i}.{'x' * 500}" for i in range(3000)]
+    with checkpoint(tmp_path / "c.mdl", keys) as file:
+        dataset(file, keys[-1], type="StringH5Type", string_value="y" * 1_000_000)
+    assert items_of(tmp_path / "c.mdl")[keys[-1]].value == "y" * 1_000_000
