@@ -243,6 +243,18 @@ def plan_view(
     raise problems[0]
 
 
+def convert_config(
+    config: Mapping[str, Any], src_fmt: str, tgt_fmt: str, *, model: str | None = None
+) -> tuple[dict[str, Any], str]:
+    """A whole config in another format, and that format's full name; errors as `view`'s."""
+    src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
+    family = _families(model, config, {}, src != HF)[0]
+    plan.check_path(family, src, tgt)
+    if tgt == HF:
+        return plan.hf_config(family, config)[0], tgt.name
+    return plan.cs_config(family, config, tgt), tgt.name
+
+
 def _fallback(tgt: Format) -> str | None:
     """HF <-> CS tensors are the same for all releases of a layout, so an unknown release is taken as the current."""
     return "2.10" if tgt == HF else None

@@ -18,6 +18,8 @@ from ckptfs.errors import CkptfsError
 COMMANDS = {
     "mount": "ckptfs.cli.mount",
     "umount": "ckptfs.cli.umount",
+    "convert": "ckptfs.cli.convert",
+    "convert-config": "ckptfs.cli.convert_config",
     "info": "ckptfs.cli.info",
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",

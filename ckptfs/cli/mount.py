@@ -87,16 +87,16 @@ def _tree(source: Any, options: dict[str, Any]) -> tuple[Tree, str | None]:
     """The tree to mount and, where there is no model folder in it, the reason."""
     from ckptfs import api
     from ckptfs.cli.opening import view_facts
+    from ckptfs.tree.cs import cs_folder
     from ckptfs.tree.hf import DEFAULT_SHARD_BYTES
     from ckptfs.tree.views import build_tree
 
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
     view, reason = api.prepare(source, **{name: options[name] for name in names})
-    if view is not None and view.tgt != "hf":
-        reason = "the source is a Hugging Face model itself; it is not shown as a Cerebras checkpoint yet"
+    extra = {"cs": cs_folder(view)} if view is not None and view.tgt != "hf" else {}
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
     about = view_facts(source, view)
-    return build_tree(source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes), reason
+    return build_tree(source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes, extra=extra), reason
 
 
 def _mount_options(options: dict[str, Any], flags: dict[str, str], source_nbytes: int) -> MountOptions:

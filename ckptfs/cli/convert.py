@@ -1,0 +1,70 @@
+"""``ckptfs convert``"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ckptfs.cli.options import reading_options, size
+
+
+@click.command("convert")
+@click.argument("checkpoint", type=click.Path())
+@click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names.")
+@click.option("--src-fmt", metavar="FORMAT", help="Format of CHECKPOINT: hf, cs-X.Y, cs-auto, cs-current.")
+@click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
+@click.option("--config", type=click.Path(), metavar="FILE", help="Config of CHECKPOINT (YAML or JSON).")
+@click.option("--output-dir", type=click.Path(), metavar="DIR", help="Where to write (the folder of CHECKPOINT).")
+@click.option("--hf-shard-size", type=size, default="10GB", show_default=True, help="Size of one weight file.")
+@click.option("--export-safetensors/--export-pickle", "safetensors", help="Kind of Hugging Face weight files (pickle).")
+@click.option("--drop-unmatched-keys", is_flag=True, help="Leave out keys that the model family does not know.")
+@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@click.option("--force", is_flag=True, help="Write over outputs of an earlier run.")
+@reading_options
+def command(checkpoint: str, **options: Any) -> None:
+    """Write CHECKPOINT (a file, an index or a folder) in another format.
+
+    To hf: a folder CHECKPOINT_to_hf with numbered weight files, their index and config.json. To cs-X.Y:
+    CHECKPOINT_to_cs-X.Y.mdl and CONFIG_to_cs-X.Y.yaml. The bytes are those that 'ckptfs mount' shows. Memory use does
+    not grow with the model; an interrupted run leaves nothing behind.
+    """
+    from ckptfs import api
+    from ckptfs.cli.opening import opened
+    from ckptfs.convert import nbytes, outputs, write_outputs
+
+    with opened(checkpoint, follow_links=options["follow_links"]) as source:
+        view = api.plan_view(
+            source,
+            options["tgt_fmt"],
+            model=options["model"],
+            config=options["config"],
+            src_fmt=options["src_fmt"],
+            drop=options["drop_unmatched_keys"],
+        )
+        shard_bytes, safetensors = options["hf_shard_size"], options["safetensors"]
+        files = outputs(view, checkpoint, options["config"], shard_bytes=shard_bytes, safetensors=safetensors)
+        folder = options["output_dir"] or os.path.dirname(os.path.abspath(checkpoint))
+        with progress_bar(nbytes(files), not options["no_progress_bar"]) as progress:
+            written = write_outputs(files, folder, force=options["force"], progress=progress)
+    for path in written:
+        click.echo(path)
+
+
+@contextmanager
+def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object] | None]:
+    """A bar with rate and time left on stderr, where that is a terminal."""
+    if not (wanted and sys.stderr.isatty()):
+        yield None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda n: bar.advance(task, n)

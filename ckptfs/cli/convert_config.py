@@ -1,0 +1,30 @@
+"""``ckptfs convert-config``"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+
+@click.command("convert-config")
+@click.argument("file", type=click.Path())
+@click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names.")
+@click.option("--src-fmt", metavar="FORMAT", required=True, help="Format of FILE: hf, cs-X.Y, cs-current.")
+@click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
+@click.option("--output-dir", type=click.Path(), metavar="DIR", help="Where to write (the folder of FILE).")
+@click.option("--force", is_flag=True, help="Write over the output of an earlier run.")
+def command(file: str, **options: Any) -> None:
+    """Write a model config (config.json, or a trainer's YAML) in another format.
+
+    The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml.
+    """
+    from ckptfs import api
+    from ckptfs.convert import config_output, write_outputs
+
+    config = api.read_config(file)
+    converted, tgt = api.convert_config(config, options["src_fmt"], options["tgt_fmt"], model=options["model"])
+    folder = options["output_dir"] or os.path.dirname(os.path.abspath(file))
+    for path in write_outputs({**config_output(converted, file, tgt)}, folder, force=options["force"]):
+        click.echo(path)

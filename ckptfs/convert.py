@@ -1,0 +1,117 @@
+"""Writing a view to disk: the same files that a mount shows, under the names that the public converter gives them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptfs.errors import UsageError, WriteError
+from ckptfs.layouts.extent import File
+from ckptfs.layouts.shards import hf_files, index_file, named_shards
+from ckptfs.layouts.text import json_file
+from ckptfs.layouts.torchzip import torch_file
+from ckptfs.mappings.plan import View
+from ckptfs.tree.cs import checkpoint_file, params_file
+from ckptfs.write import write_file
+
+Progress = Callable[[int], object]
+
+
+def stem(path: str) -> str:
+    """The name that outputs begin with: *path*'s without its alphabetic extensions.
+
+    ``pytorch_model.bin.index.json`` is ``pytorch_model``, ``checkpoint_1.7.mdl`` is ``checkpoint_1.7``.
+    """
+    name = os.path.basename(os.path.abspath(path))
+    return re.sub(r"(\.[A-Za-z]+)+$", "", name) or name
+
+
+def outputs(
+    view: View, checkpoint: str, config: str | None, *, shard_bytes: int, safetensors: bool
+) -> dict[str, File | dict[str, File]]:
+    """What a conversion writes: names to files, or to folders of files. *config* is the source config's path."""
+    if view.tgt == "hf":
+        return {f"{stem(checkpoint)}_to_hf": hf_outputs(view, shard_bytes=shard_bytes, safetensors=safetensors)}
+    return {
+        f"{stem(checkpoint)}_to_{view.tgt}.mdl": checkpoint_file(view.tensors, view.tgt),
+        f"{stem(config or 'config.json')}_to_{view.tgt}.yaml": params_file(view.config),
+    }
+
+
+def hf_outputs(view: View, *, shard_bytes: int, safetensors: bool) -> dict[str, File]:
+    """Numbered shards with their index, also when there is only one, and the config."""
+    config = json_file(view.config, indent=4, newline=False)
+    if safetensors:
+        return {**hf_files(view.tensors, shard_bytes, numbering="always"), "config.json": config}
+    named = named_shards(view.tensors, shard_bytes, stem="pytorch_model", suffix=".bin", numbering="always")
+    files = {name: torch_file(part) for name, part in named.items()}
+    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), "config.json": config}
+
+
+def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, File]:
+    """The file of a converted config: JSON for hf, YAML for a Cerebras release."""
+    if tgt == "hf":
+        return {f"{stem(path)}_to_hf.json": json_file(config, indent=4, newline=False)}
+    return {f"{stem(path)}_to_{tgt}.yaml": params_file(config)}
+
+
+def nbytes(files: Mapping[str, File | dict[str, File]]) -> int:
+    """Bytes of everything in *files*."""
+    return sum(f.size if isinstance(f, File) else nbytes({**f}) for f in files.values())
+
+
+def write_outputs(
+    files: Mapping[str, File | dict[str, File]], folder: str, *, force: bool = False, progress: Progress | None = None
+) -> list[str]:
+    """Write *files* below *folder*, which is made if need be; the paths written.
+
+    Each stands under its name when it is complete, and nothing is left of what failed or was interrupted. Raises
+    `UsageError` before the first byte when one exists (without *force*), `WriteError` when the disk is or runs full.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from error
+    targets = {os.path.join(folder, name): file for name, file in files.items()}
+    for path in targets:
+        if os.path.lexists(path) and not force:
+            raise UsageError(f"{path} exists already; --force writes over it, --output-dir writes elsewhere")
+    _check_room(folder, nbytes(files))
+    for path, file in targets.items():
+        if isinstance(file, File):
+            write_file(file, path, force=force, progress=progress)
+        else:
+            _write_folder(file, path, progress)
+    return list(targets)
+
+
+def _write_folder(files: Mapping[str, File], path: str, progress: Progress | None) -> None:
+    """Write all *files* into a new folder that gets its name when they are complete."""
+    mark = secrets.token_hex(4)
+    temporary, old = f"{path}.{mark}.tmp", f"{path}.{mark}.old"
+    try:
+        os.mkdir(temporary)
+        for name, file in files.items():
+            write_file(file, os.path.join(temporary, name), progress=progress)
+        if os.path.lexists(path):
+            os.rename(path, old)
+        os.rename(temporary, path)
+    except OSError as error:
+        raise WriteError(path, error.errno or errno.EIO, error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if os.path.lexists(path):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_room(folder: str, size: int) -> None:
+    """Refuse before the first byte what cannot fit."""
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if size > free:
+        raise WriteError(folder, errno.ENOSPC, f"{size} bytes are needed, {free} are free")
