@@ -46,7 +46,9 @@ class Decoder:
     _child: subprocess.Popen[bytes] | None = None
     _end: weakref.finalize[Any, Any] | None = None
     _owner: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """The process that started the child."""
+    _locks: dict[int, threading.Lock] = field(default_factory=dict)
+    """By process: the lock of another one may have been held when this one was forked."""
 
     def chunk(
         self, name: str, start: Shape, shape: Shape, filters: tuple[int, ...], nbytes: int
@@ -57,9 +59,7 @@ class Decoder:
         is not installed.
         """
         request = json.dumps({"name": name, "start": start, "shape": shape, "filters": filters}).encode()
-        if self._owner != os.getpid():  # the lock may have been held when this process was forked
-            self._lock = threading.Lock()
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             try:
                 status, data = self._ask(request, nbytes)
             except _Died:

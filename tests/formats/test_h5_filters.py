@@ -212,6 +212,19 @@ def test_threads_share_the_child(tmp_path: Path) -> None:
         assert all(data == array.tobytes() for data in pool.map(lambda name: to_bytes(tensors[name]), names))
 
 
+def test_first_reads_of_many_threads_start_one_child(tmp_path: Path) -> None:
+    array = smooth((33, 29), "<i4")
+    path = write(tmp_path / "f.h5", array)
+    before = children()
+    for _ in range(5):
+        with tensors_of(path) as tensors, ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(to_bytes, [tensors["lzf"], tensors["zstd"]] * 4))
+            assert len(children() - before) == 1
+        assert found == [array.tobytes()] * 8
+        del tensors
+        gc.collect()
+
+
 def unknown_filter(path: Path, array: Array) -> Path:
     """The file with the number of Zstandard's filter replaced by one that nobody has."""
     with h5py.File(path, "w") as out:
