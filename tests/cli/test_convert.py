@@ -1,0 +1,115 @@
+"""``ckptfs convert`` and ``convert-config``: flags and names of the public converter; the bytes of the mount."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mounter
+from tests.golden.cases import HERE
+
+LLAMA = HERE / "llama/cs2hf-gqa-fp32"
+TO_HF = ["--model", "llama", "--src-fmt", "cs-2.9", "--tgt-fmt", "hf", "--config", LLAMA / "cs.yaml"]
+
+
+def test_the_converters_command_line_carries_over(mounter: Mounter) -> None:
+    out = mounter.folder / "out"
+    done = mounter.ckptfs(
+        *("convert", LLAMA / "cs.mdl", *TO_HF, "--output-dir", out, "--hf-shard-size", "20KB", "--export-pickle"),
+        *("--drop-unmatched-keys", "--no-progress-bar", "--debug"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(out / "cs_to_hf")]
+    names = {p.name for p in (out / "cs_to_hf").iterdir()}
+    assert names == {
+        "config.json",
+        "pytorch_model.bin.index.json",
+        *(f"pytorch_model-0000{i}-of-00003.bin" for i in (1, 2, 3)),
+    }
+
+
+def test_a_second_run_is_refused_in_one_line(mounter: Mounter) -> None:
+    command = ["convert", LLAMA / "cs.mdl", *TO_HF, "--output-dir", mounter.folder]
+    assert mounter.ckptfs(*command).returncode == 0
+    again = mounter.ckptfs(*command)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert "--force" in again.stderr
+    assert mounter.ckptfs(*command, "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [("dropout_rate: 0.3", "dropout_rate is 0.3"), ("norm_type: layernorm", "norm_type is 'layernorm'")],
+)
+def test_a_refused_config_leaves_nothing(mounter: Mounter, config: str, message: str) -> None:
+    params = mounter.folder / "params.yaml"
+    name = config.partition(":")[0]
+    lines = (HERE / "llama/hf2cs-gqa-bf16/cs.yaml").read_text().splitlines()
+    params.write_text("\n".join(f"    {config}" if f" {name}:" in line else line for line in lines))
+    done = mounter.ckptfs(
+        "convert",
+        LLAMA / "cs.mdl",
+        "--model",
+        "llama",
+        "--tgt-fmt",
+        "hf",
+        "--config",
+        params,
+        "--output-dir",
+        mounter.folder,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert [p.name for p in mounter.folder.iterdir()] == ["params.yaml"]
+
+
+@pytest.mark.fuse
+def test_cp_from_the_mount_gives_the_bytes_of_convert(mounter: Mounter) -> None:
+    mnt = mounter.mountpoint()
+    assert (
+        mounter.ckptfs("mount", LLAMA / "cs.mdl", mnt, "--model", "llama", "--config", LLAMA / "cs.yaml").returncode
+        == 0
+    )
+    out = mounter.folder / "out"
+    for kind, shown, written in (
+        ("--export-safetensors", "hf/model.safetensors", "model-00001-of-00001.safetensors"),
+        ("--export-pickle", "hf-bin/pytorch_model.bin", "pytorch_model-00001-of-00001.bin"),
+    ):
+        assert mounter.ckptfs("convert", LLAMA / "cs.mdl", *TO_HF, kind, "--output-dir", out, "--force").returncode == 0
+        assert (mnt / shown).read_bytes() == (out / "cs_to_hf" / written).read_bytes()
+        assert (mnt / "hf/config.json").read_bytes() == (out / "cs_to_hf/config.json").read_bytes()
+
+
+@pytest.mark.fuse
+def test_a_hugging_face_model_mounts_as_a_cerebras_checkpoint(mounter: Mounter) -> None:
+    source = HERE / "gpt2/hf2cs-untied-fp32/hf"
+    mnt = mounter.mountpoint()
+    done = mounter.ckptfs("mount", source, mnt, "--tgt-fmt", "cs-2.9")
+    assert done.returncode == 0, done.stderr
+    assert "hf" not in {p.name for p in mnt.iterdir()}
+    out = mounter.folder / "out"
+    done = mounter.ckptfs("convert", source, "--tgt-fmt", "cs-2.9", "--output-dir", out)
+    assert done.returncode == 0, done.stderr
+    assert (mnt / "cs/checkpoint.mdl").read_bytes() == (out / "hf_to_cs-2.9.mdl").read_bytes()
+    assert (mnt / "cs/params.yaml").read_bytes() == (source.parent / "cs.yaml").read_bytes()
+
+
+def test_convert_config_both_ways(mounter: Mounter) -> None:
+    case = HERE / "llama/hf2cs-llama3-rope-bf16"
+    done = mounter.ckptfs(
+        *("convert-config", case / "hf/config.json", "--model", "llama", "--src-fmt", "hf", "--tgt-fmt", "cs-2.9"),
+        *("--output-dir", mounter.folder),
+    )
+    assert done.returncode == 0, done.stderr
+    there = mounter.folder / "config_to_cs-2.9.yaml"
+    assert there.read_bytes() == (case / "cs.yaml").read_bytes()
+    done = mounter.ckptfs("convert-config", there, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
+    assert done.returncode == 0, done.stderr
+    back = json.loads(Path(done.stdout.strip()).read_text())
+    recorded = json.loads((case / "expected_hf.json").read_text())["config"]
+    assert {k: v for k, v in back.items() if k != "architectures"} == recorded
+    again = mounter.ckptfs("convert-config", there, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
