@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,32 +20,19 @@ import numpy.typing as npt
 from ckptfs.cache import TileCache, scratch
 from ckptfs.dtypes import DType
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats import h5_filters
+from ckptfs.formats import h5_filters, h5_plain
 from ckptfs.formats.h5_btree import ChunkTable
 from ckptfs.formats.h5_decoder import Decoder
 from ckptfs.formats.h5_index import object_path
+from ckptfs.formats.h5_plain import ENCODED, MISSING, PLAIN, UNKNOWN, Plan
 from ckptfs.formats.raw import OpenFile
 from ckptfs.formats.source import Shape, Words
+from ckptfs.formats.spans import read_blocks
 
-BUFFER = 2 << 20
-"""Bytes that are read before they are copied to their places."""
 MAX_DECODED = 256 << 20
 """Largest chunk that is decoded, in bytes."""
-_UNKNOWN, _PLAIN, _ENCODED, _MISSING = range(4)
-
 Filters = tuple[tuple[int, tuple[int, ...]], ...]
 Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The chunks of one tensor, ready to read."""
-
-    table: ChunkTable
-    data: npt.NDArray[np.int64]
-    """Where a plain chunk's elements start."""
-    states: bytearray
-    """What is known of each chunk. Threads may find out the same thing twice."""
 
 
 @dataclass(slots=True)
@@ -67,7 +53,7 @@ class ChunkedTensor:
     """For the filters that `h5_filters` does not know."""
     serial: int = field(default_factory=itertools.count().__next__)
     """Names the tensor in the cache; an id() or a descriptor may come back."""
-    _plan: _Plan | None = None
+    _plan: Plan | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -85,6 +71,49 @@ class ChunkedTensor:
         if out.size == 0:
             return
         plan = self._plan or self._make_plan()
+        if self._is_tiled and col % self.chunk[1] == 0 and (col + out.shape[1]) % self.chunk[1] in (0, self._rest):
+            self._read_tiles(plan, row, col, out)
+            return
+        self._read_boxes(plan, row, col, out)
+
+    def read_span(self, start: int, out: npt.NDArray[Any]) -> None:
+        """Elements from *start* on, in C order, into the 1-d array *out*."""
+        if not self._is_tiled:
+            read_blocks(self, start, out)
+            return
+        plan = self._plan or self._make_plan()
+        cols, done = self.shape[1], 0
+        band = self.chunk[0] * cols
+        while done < len(out):
+            n = min(len(out) - done, band - (start + done) % band)
+            part = out[done : done + n]
+            one_row = (start + done) // cols == (start + done + n - 1) // cols
+            if one_row or not h5_plain.fill_span(self, plan, start + done, part):
+                read_blocks(self, start + done, part)
+            done += n
+
+    @property
+    def _is_tiled(self) -> bool:
+        """Whether it is a matrix in chunks of ordinary size, as real ones are: these have ways of their own."""
+        return len(self.shape) == 2 and math.prod(self.chunk) * self.dtype.itemsize <= h5_plain.BUFFER
+
+    @property
+    def _rest(self) -> int:
+        """Columns in the last chunk of a row of chunks, 0 when it is full."""
+        return self.shape[1] % self.chunk[1]
+
+    def _read_tiles(self, plan: Plan, row: int, col: int, out: Words) -> None:
+        """A block of a matrix whose columns begin and end where chunks do."""
+        done = 0
+        while done < len(out):
+            n = min(len(out) - done, self.chunk[0] - (row + done) % self.chunk[0])
+            part = out[done : done + n]
+            if not h5_plain.fill_rows(self, plan, row + done, col // self.chunk[1], part):
+                self._read_boxes(plan, row + done, col, part)
+            done += n
+
+    def _read_boxes(self, plan: Plan, row: int, col: int, out: Words) -> None:
+        """Any block of a tensor of any shape."""
         rows = row, row + len(out)
         if len(self.shape) == 1:
             _gather(self, plan, (rows,), out[:, 0])
@@ -97,7 +126,7 @@ class ChunkedTensor:
             _gather(self, plan, (rows, *box), out[:, at : at + n].reshape(len(out), *extents))
             at += n
 
-    def _make_plan(self) -> _Plan:
+    def _make_plan(self) -> Plan:
         with self._lock:
             if self._plan is None:
                 self._plan = _plan(self)
@@ -123,21 +152,21 @@ def boxes(dims: Sequence[int], start: int, stop: int) -> Iterator[tuple[Span, ..
         yield from (((last, last + 1), *box) for box in boxes(dims[1:], 0, tail))
 
 
-def _plan(tensor: ChunkedTensor) -> _Plan:
+def _plan(tensor: ChunkedTensor) -> Plan:
     table = tensor.load()
     n = math.prod(tensor.chunk) * tensor.dtype.itemsize
     every = (1 << len(tensor.filters)) - 1
     unfiltered = (table.masks & every == every) & (table.nbytes == n)
     head = np.where(unfiltered, 0, h5_filters.LZ4_HEAD)
-    states = np.full(len(table.offsets), _ENCODED, np.uint8)
+    states = np.full(len(table.offsets), ENCODED, np.uint8)
     if [number for number, _ in tensor.filters] == [h5_filters.LZ4]:
-        states[(table.masks & 1 == 0) & (table.nbytes == n + h5_filters.LZ4_HEAD)] = _UNKNOWN
-    states[unfiltered] = _PLAIN
-    states[table.offsets < 0] = _MISSING
-    return _Plan(table, table.offsets + head, bytearray(states))
+        states[(table.masks & 1 == 0) & (table.nbytes == n + h5_filters.LZ4_HEAD)] = UNKNOWN
+    states[unfiltered] = PLAIN
+    states[table.offsets < 0] = MISSING
+    return Plan(table, table.offsets + head, bytearray(states))
 
 
-def _gather(tensor: ChunkedTensor, plan: _Plan, box: Sequence[Span], out: npt.NDArray[Any]) -> None:
+def _gather(tensor: ChunkedTensor, plan: Plan, box: Sequence[Span], out: npt.NDArray[Any]) -> None:
     """Fill *out*, whose shape is the box's, chunk row by chunk row."""
     grid = plan.table.grid
     lead = [list(_cells(*span, size)) for span, size in zip(box[:-1], tensor.chunk[:-1], strict=True)]
@@ -173,37 +202,23 @@ def _runs(start: int, stop: int, size: int) -> Iterator[tuple[int, int, Span, sl
 
 
 def _read_run(
-    tensor: ChunkedTensor, plan: _Plan, first: int, count: int, inside: list[Span], out: npt.NDArray[Any]
+    tensor: ChunkedTensor, plan: Plan, first: int, count: int, inside: list[Span], out: npt.NDArray[Any]
 ) -> None:
     """Fill *out* with the same part *inside* of *count* chunks that are neighbours on the last axis."""
     states = plan.states
-    if states.count(_PLAIN, first, first + count) == count:
-        _read_plain(tensor, plan.data[first : first + count], inside, out)
-        return
-    for i in range(first, first + count):
-        if states[i] == _UNKNOWN:
-            states[i] = _look_at(tensor, plan, i)
-    if states.count(_PLAIN, first, first + count) == count:
+    if h5_plain.all_plain(tensor, plan, first, count):
         _read_plain(tensor, plan.data[first : first + count], inside, out)
         return
     width = inside[-1][1] - inside[-1][0]
     for i in range(first, first + count):
         part = out[..., (i - first) * width : (i - first + 1) * width]
-        if states[i] == _PLAIN:
+        if states[i] == PLAIN:
             _read_plain(tensor, plan.data[i : i + 1], inside, part)
-        elif states[i] == _MISSING:
+        elif states[i] == MISSING:
             part[...] = np.frombuffer(tensor.fill, tensor.dtype.word)[0]
         else:
             tile = tensor.cache.get(("h5", tensor.serial, i), partial(_decode, tensor, plan, i))
             part[...] = tile[tuple(slice(*span) for span in inside)]
-
-
-def _look_at(tensor: ChunkedTensor, plan: _Plan, i: int) -> int:
-    """Whether a chunk that has the size of a plain one is plain."""
-    head = os.pread(tensor.file.fd, h5_filters.LZ4_HEAD, int(plan.table.offsets[i]))
-    if len(head) < h5_filters.LZ4_HEAD:
-        raise _truncated(tensor, int(plan.table.offsets[i]))
-    return _PLAIN if h5_filters.is_plain(head, math.prod(tensor.chunk) * tensor.dtype.itemsize) else _ENCODED
 
 
 def _read_plain(
@@ -216,7 +231,7 @@ def _read_plain(
     read = [*inside[: axis + 1], *((0, n) for n in chunk[axis + 1 :])]
     extents = [b - a for a, b in read]
     nbytes = math.prod(extents) * size
-    if nbytes > BUFFER:
+    if nbytes > h5_plain.BUFFER:
         _read_halves(tensor, offsets, inside, axis, out)
         return
     start = 0
@@ -225,11 +240,11 @@ def _read_plain(
     cut = (slice(None), *(slice(a - c, b - c) for (a, b), (c, _) in zip(inside, read, strict=True)))
     width = inside[-1][1] - inside[-1][0]
     places = out.reshape(*out.shape[:-1], len(offsets), width)
-    step = max(1, BUFFER // nbytes)
+    step = max(1, h5_plain.BUFFER // nbytes)
     for i in range(0, len(offsets), step):
         starts = (offsets[i : i + step] + start * size).tolist()
-        found = _read_pieces(tensor, starts, nbytes, extents)[cut]
-        _copy(np.moveaxis(found, 0, -2), places[..., i : i + step, :], width * size)
+        found = h5_plain.read_pieces(tensor, starts, nbytes, extents)[cut]
+        h5_plain.copy(np.moveaxis(found, 0, -2), places[..., i : i + step, :], width * size)
 
 
 def _read_halves(
@@ -248,44 +263,7 @@ def _read_halves(
         _read_plain(tensor, offsets, [*inside[:axis], (start, stop), *inside[axis + 1 :]], out[tuple(place)])
 
 
-def _read_pieces(tensor: ChunkedTensor, starts: list[int], nbytes: int, extents: list[int]) -> npt.NDArray[Any]:
-    """Pieces of *nbytes* at each of *starts*, as an array (n pieces, *extents) that lives until the next call."""
-    n, word = len(starts), tensor.dtype.word
-    gap = _common_gap(starts, nbytes)
-    if gap:  # the writer laid the chunks one after the other: one read, headers and all
-        buffer = scratch("chunks", (n - 1) * gap + nbytes)
-        _read_exactly(tensor, buffer.data, starts[0])
-    else:
-        gap = nbytes
-        buffer = scratch("chunks", n * nbytes)
-        view = buffer.data
-        for i, start in enumerate(starts):
-            _read_exactly(tensor, view[i * nbytes : (i + 1) * nbytes], start)
-    strides = [word.itemsize]
-    for extent in reversed(extents[1:]):
-        strides.append(strides[-1] * extent)
-    pieces: npt.NDArray[Any] = np.ndarray((n, *extents), word, buffer, 0, (gap, *reversed(strides)))
-    return pieces
-
-
-def _common_gap(starts: list[int], nbytes: int) -> int:
-    """Distance of pieces that follow each other evenly and closely, 0 for others."""
-    if len(starts) == 1:
-        return nbytes
-    gap = starts[1] - starts[0]
-    close = nbytes <= gap <= nbytes + nbytes // 4
-    return gap if close and all(b - a == gap for a, b in itertools.pairwise(starts)) else 0
-
-
-def _copy(found: npt.NDArray[Any], out: npt.NDArray[Any], nbytes: int) -> None:
-    """Copy; whole lines of *nbytes* as single items where both sides have them, which is up to a quarter faster."""
-    if found.shape[-1] > 1 and found.strides[-1] == out.strides[-1] == found.itemsize:
-        line = np.dtype((np.void, nbytes))
-        found, out = found.view(line), out.view(line)
-    out[...] = found
-
-
-def _decode(tensor: ChunkedTensor, plan: _Plan, i: int) -> npt.NDArray[Any]:
+def _decode(tensor: ChunkedTensor, plan: Plan, i: int) -> npt.NDArray[Any]:
     """One chunk with its filters undone, as an array of the chunk's shape."""
     nbytes = math.prod(tensor.chunk) * tensor.dtype.itemsize
     offset, stored = int(plan.table.offsets[i]), int(plan.table.nbytes[i])
@@ -300,7 +278,7 @@ def _decode(tensor: ChunkedTensor, plan: _Plan, i: int) -> npt.NDArray[Any]:
     return tile
 
 
-def _decoded(tensor: ChunkedTensor, plan: _Plan, i: int, nbytes: int) -> npt.NDArray[np.uint8]:
+def _decoded(tensor: ChunkedTensor, plan: Plan, i: int, nbytes: int) -> npt.NDArray[np.uint8]:
     """The bytes of one chunk, in memory of their own; ValueError when the stored ones are damaged."""
     mask = int(plan.table.masks[i])
     if not h5_filters.are_known(tensor.filters, mask):
@@ -309,20 +287,6 @@ def _decoded(tensor: ChunkedTensor, plan: _Plan, i: int, nbytes: int) -> npt.NDA
         used = tuple(number for bit, (number, _) in enumerate(tensor.filters) if not mask >> bit & 1)
         return tensor.decoder.chunk(object_path(tensor.key), start, tensor.chunk, used, nbytes)
     raw = scratch("encoded", int(plan.table.nbytes[i]))
-    _read_exactly(tensor, raw.data, int(plan.table.offsets[i]))
+    h5_plain.read_exactly(tensor, raw.data, int(plan.table.offsets[i]))
     data = h5_filters.decode(raw, tensor.filters, mask, nbytes)
     return data.copy() if np.may_share_memory(data, raw) else data
-
-
-def _read_exactly(tensor: ChunkedTensor, out: memoryview, offset: int) -> None:
-    done = os.preadv(tensor.file.fd, [out], offset)
-    while done < len(out):
-        got = os.preadv(tensor.file.fd, [out[done:]], offset + done)
-        if got == 0:
-            raise _truncated(tensor, offset + done)
-        done += got
-
-
-def _truncated(tensor: ChunkedTensor, offset: int) -> CorruptChunk:
-    what = "the file ends here: it became shorter after it was opened, or its index is damaged"
-    return CorruptChunk(tensor.file.path, tensor.key, offset, what)

@@ -19,6 +19,7 @@ from ckptfs.cache import TileCache, borrow, shared
 from ckptfs.dtypes import DType
 from ckptfs.errors import ShapeError
 from ckptfs.formats.source import Shape, Tensor, Words, n_cols, n_elements, n_rows
+from ckptfs.formats.spans import read_elements
 
 Order: TypeAlias = npt.NDArray[np.int64]
 
@@ -133,6 +134,9 @@ class RowSlice:
     def read_block(self, row: int, col: int, out: Words) -> None:
         self.source.read_block(self.start + row, col, out)
 
+    def read_span(self, start: int, out: Words) -> None:
+        read_elements(self.source, self.start * n_cols(self.source.shape) + start, out)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowJoin:
@@ -163,6 +167,13 @@ class RowJoin:
             first, last = max(row, start), min(stop, end)
             if first < last:
                 source.read_block(first - start, col, out[first - row : last - row])
+
+    def read_span(self, start: int, out: Words) -> None:
+        cols = n_cols(self.shape)
+        for source, top, bottom in zip(self.sources, self._starts, self._starts[1:], strict=False):
+            first, last = max(start, top * cols), min(start + len(out), bottom * cols)
+            if first < last:
+                read_elements(source, first - top * cols, out[first - start : last - start])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,17 +247,14 @@ class Reshaped:
         return (1, 1)
 
     def read_block(self, row: int, col: int, out: Words) -> None:
-        ours, theirs = n_cols(self.shape), n_cols(self.source.shape)
-        if ours == theirs:
+        if n_cols(self.shape) == n_cols(self.source.shape):
             self.source.read_block(row, col, out)
             return
-        for i in range(out.shape[0]):  # each row is one run of elements, cut at the source's rows
-            start, done = (row + i) * ours + col, 0
-            while done < out.shape[1]:
-                source_row, source_col = divmod(start + done, theirs)
-                n = min(out.shape[1] - done, theirs - source_col)
-                self.source.read_block(source_row, source_col, out[i : i + 1, done : done + n])
-                done += n
+        for i in range(out.shape[0]):  # each row is one run of elements
+            read_elements(self.source, (row + i) * n_cols(self.shape) + col, out[i])
+
+    def read_span(self, start: int, out: Words) -> None:
+        read_elements(self.source, start, out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.formats.source import Tensor, n_cols, n_rows, nbytes
-
-PIECE = 8 << 20
-"""Bytes evaluated at once when a whole tensor is read; bounds every node's scratch memory."""
+from ckptfs.formats.spans import read_elements
 
 
 def read_into(tensor: Tensor, offset: int, out: memoryview) -> None:
@@ -36,31 +34,13 @@ def read_into(tensor: Tensor, offset: int, out: memoryview) -> None:
         out[len(out) - tail :] = _element(tensor, last)[:tail]
     if last > first:
         words = np.frombuffer(out[head : len(out) - tail], tensor.dtype.word)
-        _read_elements(tensor, first, words)
-
-
-def _read_elements(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
-    """Elements [start, start + len(out)) in C order into the 1-d array *out*."""
-    cols = n_cols(tensor.shape)
-    step = max(1, PIECE // (cols * tensor.dtype.itemsize))
-    done = 0
-    while done < len(out):
-        row, col = divmod(start + done, cols)
-        left = len(out) - done
-        if col or left < cols:  # part of one row
-            n = min(left, cols - col)
-            tensor.read_block(row, col, out[done : done + n].reshape(1, n))
-        else:
-            n_whole = min(left // cols, step)
-            n = n_whole * cols
-            tensor.read_block(row, 0, out[done : done + n].reshape(n_whole, cols))
-        done += n
+        read_elements(tensor, first, words)
 
 
 def _element(tensor: Tensor, index: int) -> memoryview:
     """The bytes of one element."""
     word = np.empty(1, tensor.dtype.word)
-    _read_elements(tensor, index, word)
+    read_elements(tensor, index, word)
     return memoryview(word.tobytes())
 
 
@@ -76,7 +56,7 @@ def to_numpy(tensor: Tensor, start: int = 0, stop: int | None = None) -> npt.NDA
         shape = (stop - start, *tensor.shape[1:])
     out = np.empty(shape, tensor.dtype.word)
     if out.size:
-        _read_elements(tensor, start * n_cols(tensor.shape), out.reshape(-1))
+        read_elements(tensor, start * n_cols(tensor.shape), out.reshape(-1))
     return out.view(tensor.dtype.numpy)
 
 

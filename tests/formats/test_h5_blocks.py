@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from ckptfs.cache import TileCache
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats import h5_chunks
+from ckptfs.formats import h5_plain
 from ckptfs.formats.h5_chunks import boxes
 from ckptfs.formats.source import Tensor, n_cols, n_rows
+from ckptfs.formats.spans import read_elements
 from ckptfs.tensors.read import read_into, to_bytes
 from tests.formats.h5_files import tensors_of
 
@@ -96,7 +97,7 @@ def test_whole_tensors(file: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "empty"])
 def test_random_blocks(file: Path, name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks into outputs of every memory order, with buffers smaller than a chunk's row too."""
-    monkeypatch.setattr(h5_chunks, "BUFFER", buffer)
+    monkeypatch.setattr(h5_plain, "BUFFER", buffer)
     rng = np.random.default_rng(3)
     with tensors_of(file) as tensors:
         tensor = tensors[name]
@@ -107,6 +108,24 @@ def test_random_blocks(file: Path, name: str, buffer: int, monkeypatch: pytest.M
             for out in outputs(r1 - r0, c1 - c0, tensor.dtype.word, i):
                 tensor.read_block(int(r0), int(c0), out)
                 assert out.tobytes() == want[r0:r1, c0:c1].tobytes()
+
+
+@pytest.mark.parametrize("buffer", [64, 1000, 1 << 21])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "empty"])
+def test_random_spans(file: Path, name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of elements that begin and end anywhere, as the extents of a file ask for them."""
+    monkeypatch.setattr(h5_plain, "BUFFER", buffer)
+    rng = np.random.default_rng(5)
+    with tensors_of(file) as tensors:
+        want = expected(CASES[name][0], tensors[name]).reshape(-1)
+        cols = n_cols(tensors[name].shape)
+        ends = [0, 1, cols, cols + 1, 2 * cols, len(want) - cols, len(want)]
+        for _ in range(60):
+            start, stop = sorted(int(x) for x in rng.choice([*ends, *rng.integers(0, len(want) + 1, 7)], 2))
+            out = np.zeros(stop - start + 2, want.dtype)
+            read_elements(tensors[name], start, out[1:-1])
+            assert out[1:-1].tobytes() == want[start:stop].tobytes()
+            assert out[[0, -1]].tobytes() == bytes(2 * want.itemsize)
 
 
 def outputs(rows: int, cols: int, word: np.dtype[Any], i: int) -> list[np.ndarray[Any, Any]]:
