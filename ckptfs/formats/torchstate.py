@@ -13,7 +13,7 @@ from ckptfs.formats.torchglobals import Box, Global, Opaque, Storage, StoredTens
 MAX_DEPTH = 100
 MAX_ENTRIES = 1_000_000
 """Containers and leaves together; a pickle can name one container often and so unfold without end."""
-MAX_KEY_CHARS = 256 << 20
+MAX_KEY_CHARS = 64 << 20
 """Characters of all flattened keys together."""
 
 Locate = Callable[[Storage], int]

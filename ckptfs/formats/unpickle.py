@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 from ckptfs.errors import CorruptHeader, Unsafe
 from ckptfs.formats.torchglobals import GLOBALS, MAX_ARGS, Box, Global, Storage, extend, is_size
 
-MAX_PICKLE = 256 << 20
+MAX_PICKLE = 64 << 20
 """Bytes; 100,000 tensors take about 30 MB."""
+MAX_OBJECTS = 2_000_000
+"""Containers, and again entries of the memo: a byte of pickle can ask for 200 bytes of memory. 100,000 tensors take
+800,000 and 600,000."""
+MAX_MARKS = 10_000
+"""Containers that are open at once."""
 OBJECT = "object"
 """Type of a `Box` whose entries are the attributes that BUILD sets."""
 Find = Callable[[str, str], Global | None]
@@ -72,11 +77,19 @@ class _Machine:
     """The stacks below each MARK."""
     memo: dict[int, object] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
+    n_objects: int = 0
     work: int = 0
     """Values that builders have been given to copy; without a bound a short pickle could run for years."""
 
 
 # -- opcodes --------------------------------------------------------------------------------------------------------
+
+
+def _count(m: _Machine) -> None:
+    """Account for a container, before it is made."""
+    m.n_objects += 1
+    if m.n_objects > MAX_OBJECTS:
+        raise ValueError(f"it makes more than {MAX_OBJECTS} containers")
 
 
 def _take(m: _Machine, n: int) -> bytes:
@@ -131,6 +144,7 @@ def _reduce(m: _Machine) -> None:
         m.work += len(arg.values) if isinstance(arg, Box) else len(arg) if isinstance(arg, (str, tuple)) else 0
     if m.work > MAX_PICKLE:
         raise ValueError("it copies the same values over and over")
+    _count(m)
     m.stack.append(function.build(args))
 
 
@@ -182,6 +196,7 @@ def _tuple_of(n: int) -> Callable[[_Machine], None]:
     def step(m: _Machine) -> None:
         if len(m.stack) < n:
             raise IndexError
+        _count(m)
         values = tuple(m.stack[-n:])
         del m.stack[-n:]
         m.stack.append(values)
@@ -214,6 +229,8 @@ def _put1(m: _Machine) -> None:
 
 
 def _put4(m: _Machine) -> None:
+    if len(m.memo) > MAX_OBJECTS:
+        raise ValueError(f"it remembers more than {MAX_OBJECTS} values")
     m.memo[_INT.unpack_from(m.data, m.pos)[0]] = m.stack[-1]
     m.pos += 4
 
@@ -224,10 +241,14 @@ def _int1(m: _Machine) -> None:
 
 
 def _memoize(m: _Machine) -> None:
+    if len(m.memo) > MAX_OBJECTS:
+        raise ValueError(f"it remembers more than {MAX_OBJECTS} values")
     m.memo[len(m.memo)] = m.stack[-1]
 
 
 def _mark(m: _Machine) -> None:
+    if len(m.marked) > MAX_MARKS:
+        raise ValueError(f"more than {MAX_MARKS} of its containers are open at once")
     m.marked.append(m.stack)
     m.stack = []
 
@@ -257,6 +278,25 @@ def _push(read: Callable[[_Machine], object]) -> Callable[[_Machine], None]:
     def step(m: _Machine) -> None:
         value = read(m)  # may put another stack in m.stack's place
         m.stack.append(value)
+
+    return step
+
+
+def _push_box(type_: str, *, is_dict: bool = False) -> Callable[[_Machine], None]:
+    def step(m: _Machine) -> None:
+        _count(m)
+        m.stack.append(Box(type_, [] if is_dict else None))
+
+    return step
+
+
+def _push_marked(make: Callable[[list[object]], object]) -> Callable[[_Machine], None]:
+    """Pushes what *make* makes of the values above the last MARK."""
+
+    def step(m: _Machine) -> None:
+        _count(m)
+        above = _pop_marked(m)
+        m.stack.append(make(above))
 
     return step
 
@@ -303,11 +343,11 @@ _OPCODES: dict[int, Callable[[_Machine], None]] = {
         ("\x85", _tuple_of(1)),
         ("\x86", _tuple_of(2)),
         ("\x87", _tuple_of(3)),
-        ("t", _push(lambda m: tuple(_pop_marked(m)))),
-        ("}", _push(lambda m: Box("dict", []))),
-        ("]", _push(lambda m: Box("list", None))),
-        ("\x8f", _push(lambda m: Box("set", None))),
-        ("\x91", _push(lambda m: Box("set", None, _pop_marked(m)))),  # FROZENSET
+        ("t", _push_marked(tuple)),
+        ("}", _push_box("dict", is_dict=True)),
+        ("]", _push_box("list")),
+        ("\x8f", _push_box("set")),
+        ("\x91", _push_marked(lambda values: Box("set", None, values))),  # FROZENSET
         ("s", _set_item),
         ("u", lambda m: _set_items(m, _pop_marked(m))),
         ("a", lambda m: _append(m, [m.stack.pop()])),
