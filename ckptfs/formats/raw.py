@@ -21,6 +21,9 @@ from ckptfs.dtypes import DType
 from ckptfs.errors import CorruptChunk, CorruptHeader, SourceError, UsageError
 from ckptfs.formats.source import Shape, Words, n_cols
 
+MAX_JSON_VALUES = 3_000_000
+"""Containers and commas in one JSON text. Three bytes can ask for a hundred in memory; a header of 100,000 tensors
+has a million."""
 PIECE = 4 << 20
 """Bytes of scratch memory that one read uses at most (about)."""
 GAP = 16 << 10
@@ -77,6 +80,8 @@ def read_exactly(file: OpenFile, offset: int, n: int, what: str) -> bytes:
 
 def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
     """The JSON object in *data*; `CorruptHeader` when it is none, or when a name stands in it twice."""
+    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > MAX_JSON_VALUES:
+        raise CorruptHeader(path, f"{what} has more than {MAX_JSON_VALUES} values")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # ValueError has UnicodeDecodeError and JSONDecodeError below it
@@ -89,8 +94,8 @@ def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{twice[:200]!r} stands in it twice")
     return found
 
