@@ -57,7 +57,7 @@ def _item(reading: Reading, key: str) -> Item:
         if len(names) != 1:
             return refused(key, f"is stored as {len(names)} values")
         return value_item(reading, key, names[0], fields[names[0]])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return refused(key, f"its metadata are broken ({type(error).__name__}: {error})")
     except SourceError as error:
         return refused(key, str(error).removeprefix(f"{reading.index.file.path}: "))

@@ -59,7 +59,7 @@ def make_legacy_items(reading: Reading, keys: list[str], version: float) -> dict
     """One item a key, in that order. Damage and refusals stay with their key; a key without a dataset is None."""
     items, missing = reading.items, []
     for key in keys:
-        item = _stored_item(reading, key, quote(key, safe=""), version)
+        item = _stored_item(reading, key, _quoted(key), version)
         if item is None:
             missing.append(key)
         items[key] = item or Item(key, "none")
@@ -79,9 +79,14 @@ def flat_keys(index: Index) -> list[str]:
     for name in index.objects:
         found = index.get(name)
         key = unquote(name)
-        if found is not None and "__H5_TYPE__" in found.attributes and quote(key, safe="") == name:
+        if found is not None and "__H5_TYPE__" in found.attributes and _quoted(key) == name:
             keys.append(key)
     return keys
+
+
+def _quoted(key: str) -> str:
+    """The name of a key's dataset. Only a damaged file has lone surrogates; they find nothing."""
+    return quote(key, safe="", errors="surrogatepass")
 
 
 def item_of_other_file(reading: Reading, key: str, name: str) -> Item:
@@ -111,7 +116,7 @@ def _stored_item(reading: Reading, key: str, name: str, version: float) -> Item 
             return _untyped(entry)
         make = _MAKERS.get(str(kind))
         return make(entry) if make else refused(key, f"has a type that is not known ({kind!r:.80})")
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return refused(key, f"its attributes are broken ({type(error).__name__}: {error})")
     except SourceError as error:
         return refused(key, str(error).removeprefix(f"{reading.index.file.path}: "))
@@ -230,7 +235,7 @@ def _linked(reading: Reading, key: str, version: float) -> Item:
     target = reading.items[key].tied_to
     if target is None or target in reading.items:
         return tied(reading, key)
-    item = _stored_item(reading, key, quote(target, safe=""), version)
+    item = _stored_item(reading, key, _quoted(target), version)
     if item is None or item.tied_to is not None:
         return tied(reading, key)
     return item
@@ -240,7 +245,7 @@ def _tie_hard_links(reading: Reading) -> None:
     """Two names of one HDF5 object are one tensor: what the appliance writes for tied weights."""
     first: dict[tuple[int, int], str] = {}
     for key, item in reading.items.items():
-        place = reading.index.objects.get(quote(key, safe=""))
+        place = reading.index.objects.get(_quoted(key))
         # [place in records, address of the data]: no data, no address, nothing to tie
         if item.tensor is None or item.tied_to is not None or not isinstance(place, list):
             continue

@@ -18,7 +18,7 @@ from ckptfs.formats.source import Node
 
 MAX_DEPTH = 300
 MAX_NODES = 10_000_000
-MAX_KEY_CHARS = 512 << 20
+MAX_KEY_CHARS = 64 << 20
 """Characters of all flattened keys together: long keys on many levels multiply."""
 PROTOCOL = 1
 _DICTS = {"builtins.dict": "dict", "collections.OrderedDict": "OrderedDict"}
@@ -61,6 +61,8 @@ def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
     walk = Walk(path)
     try:
         tree = _node(walk, "", root, 0)
+    except RecursionError as error:
+        raise CorruptHeader(path, "its tree spec has a context that is nested too deeply") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
     return finish(walk, tree)
@@ -118,10 +120,17 @@ def _container(
         return _defaultdict(walk, key, context, n)
     if kind not in _DICTS:
         raise CorruptHeader(walk.path, f"its tree spec names the unknown container type {kind!r:.80}")
-    keys = tuple(context)
-    if len(keys) != n or not all(isinstance(k, (str, int, float, bool, type(None))) for k in keys):
+    keys = _plain_keys(context)
+    if len(keys) != n:
         raise ValueError(f"{len(keys)} keys for {n} entries")
     return _DICTS[kind], keys, [str(k) for k in keys]
+
+
+def _plain_keys(keys: Any) -> tuple[object, ...]:
+    """Keys that a dict can have."""
+    if not isinstance(keys, list) or not all(isinstance(k, (str, int, float, bool, type(None))) for k in keys):
+        raise ValueError("the keys of a dict are no list of texts and numbers")
+    return tuple(keys)
 
 
 def _defaultdict(walk: Walk, key: str, context: Any, n: int) -> tuple[str, tuple[object, ...] | None, list[str]]:
@@ -132,4 +141,4 @@ def _defaultdict(walk: Walk, key: str, context: Any, n: int) -> tuple[str, tuple
     if n > len(parts):
         lost = ", ".join(str(k) for k in keys[2:10])
         walk.warnings.append(f"{key or 'the state dict'}: the writer lost entries of a defaultdict ({lost})")
-    return "dict", tuple(keys[: len(parts)]), parts
+    return "dict", _plain_keys(keys[: len(parts)]), parts
