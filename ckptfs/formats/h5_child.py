@@ -226,6 +226,9 @@ def _encode(record: dict[str, Any]) -> None:
     data = attributes.get("__BYTES__")
     if isinstance(data, bytes):
         attributes["__BYTES__"] = {"nbytes": len(data), "class": pickled_class(data[:_PICKLE_PREFIX])}
+    for name, value in attributes.items():
+        if isinstance(value, bytes):  # opaque data where text or numbers belong
+            attributes[name] = None
     text = attributes.get("object_value")  # the same in hexadecimal, before 0.5
     if isinstance(text, str):
         attributes["object_value"] = {"nbytes": len(text) // 2, "class": pickled_class(_from_hex(text))}

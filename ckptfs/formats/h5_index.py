@@ -22,7 +22,10 @@ from ckptfs.formats.source import Shape
 
 TIMEOUT_SECONDS = 600
 MAX_ANSWER = 2 << 30
-"""Bytes of JSON that the child may send."""
+"""Bytes of JSON that the child may send, however large the file is."""
+_MIN_ANSWER = 64 << 20
+_MIN_VALUES = 1 << 20
+"""What a small file may take, in bytes of JSON and in commas and containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,10 @@ class Index:
             return None if raw is None else _object(self.file.path, name, raw)
         try:
             place, address = raw
+            if not _is_place(place) or not (address is None or _is_place(address)):
+                raise ValueError
             shared = self.records[place]
-            assert shared.layout is not None
-            kind, first, second = shared.layout
+            kind, first, second = shared.layout or ()
         except (ValueError, TypeError, IndexError) as error:
             raise CorruptHeader(self.file.path, f"{name}: the indexing process answered nonsense") from error
         layout = (kind, address, second) if kind == "contiguous" else (kind, first, address)
@@ -118,7 +122,7 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
         maps = answer["file"], answer["metadata"], answer["objects"]
         lists = answer["fields"], answer["records"]
         sound = all(isinstance(part, dict) for part in maps) and all(isinstance(part, list) for part in lists)
-        if type(answer["base"]) is not int or not sound:
+        if type(answer["base"]) is not int or not 0 <= answer["base"] <= file.size or not sound:
             raise CorruptHeader(file.path, "the indexing process answered nonsense")
         records = [_object(file.path, "a dataset", raw) for raw in lists[1]]
         return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records, Decoder(file))
@@ -141,6 +145,8 @@ def chunk_list(file: OpenFile, name: str) -> list[Any]:
 def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
     request = {"fd": file.fd, "path": file.path, "chunks": chunks, "library": library}
     data = _output(file, child_command(request))
+    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > _MIN_VALUES + file.size // 4:
+        raise CorruptHeader(file.path, "its metadata say more than a file of its size can")
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -152,8 +158,9 @@ def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
     return answer
 
 
-def _output(file: OpenFile, command: list[str]) -> bytes:
-    """What the command prints, at most `MAX_ANSWER` bytes; it is killed when it takes too long."""
+def _output(file: OpenFile, command: list[str]) -> bytearray:
+    """What the command prints; it is killed when it takes too long, or says more than a file of that size can need."""
+    most = min(MAX_ANSWER, _MIN_ANSWER + 8 * file.size)
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(file.fd,)
@@ -165,12 +172,14 @@ def _output(file: OpenFile, command: list[str]) -> bytes:
     with child:
         try:
             assert child.stdout is not None
-            data: bytes = child.stdout.read(MAX_ANSWER + 1)
+            data = bytearray()
+            while len(data) <= most and (part := child.stdout.read(1 << 20)):
+                data += part
         finally:
             late.cancel()
             child.kill()  # it has said all, or too much
-    if len(data) > MAX_ANSWER:
-        raise CorruptHeader(file.path, f"its metadata take more than {MAX_ANSWER} bytes")
+    if len(data) > most:
+        raise CorruptHeader(file.path, f"its metadata take more than {most} bytes")
     return data
 
 
@@ -182,13 +191,15 @@ def _object(path: str, name: str, raw: Any) -> H5Object:
         if "shape" not in raw:
             return H5Object(None, "other", None, (), None, {}, f"an HDF5 {link} link stands in its place", True)
         problem = f"its data lie in {link}, outside of the file" if link else None
-        shape = None if raw["shape"] is None else tuple(raw["shape"])
-        filters = tuple((number, tuple(values)) for number, _, values in raw["filters"])
+        shape = None if raw["shape"] is None else _places(raw["shape"])
+        filters = tuple((_places([number])[0], _places(values)) for number, _, values in raw["filters"])
+        if not isinstance(raw["type"], str) or not isinstance(raw["attrs"], dict):
+            raise TypeError
         fill = None if raw["fill"] is None else base64.b64decode(raw["fill"])
         return H5Object(
             shape, raw["type"], _layout(raw["layout"]), filters, fill, raw["attrs"], problem, link is not None
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CorruptHeader(path, f"{name}: the indexing process answered nonsense") from error
 
 
@@ -198,4 +209,20 @@ def _layout(raw: Any) -> tuple[Any, ...] | None:
     if raw[0] == "compact":
         return "compact", base64.b64decode(raw[1])
     kind, first, second = raw
-    return kind, tuple(first) if kind == "chunked" else first, second
+    if kind == "chunked":
+        first = _places(first)
+    if kind not in ("chunked", "contiguous") or not (second is None or _is_place(second)):
+        raise ValueError("no layout")
+    return kind, first, second
+
+
+def _is_place(value: object) -> bool:
+    """Whether *value* is a number that can be a size or an address, or -1."""
+    return type(value) is int and -1 <= value < 1 << 64
+
+
+def _places(values: Any) -> tuple[int, ...]:
+    found = tuple(values)
+    if not all(map(_is_place, found)):
+        raise ValueError("something else than sizes")
+    return found

@@ -28,6 +28,8 @@ class MetadataFile:
         self.fd, self.path = fd, path
         self.size = os.fstat(fd).st_size
         self.base = 0
+        self.n_text = 0
+        """Bytes of text that were taken out of heaps."""
         self.types: dict[bytes, str] = {}
         self.decoded: dict[tuple[int, bytes], Any] = {}
         """Messages already decoded."""

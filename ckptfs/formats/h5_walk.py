@@ -20,7 +20,10 @@ from ckptfs.formats.h5_messages import DAMAGE, UNDEFINED, Unsupported
 from ckptfs.formats.h5_pages import MetadataFile
 
 MAX_GROUP_DEPTH = 64
+MAX_NAME = 1 << 16
+"""Bytes of a name in a group."""
 
+_MIN_TEXT = 1 << 20
 _MESSAGE = struct.Struct("<HHB")
 _SYMBOL = struct.Struct("<QQI4xQQ")
 _REFERENCE = struct.Struct("<IQI")
@@ -43,9 +46,11 @@ def header_messages(file: MetadataFile, address: int) -> list[tuple[int, bytes]]
         raise CorruptHeader(file.path, f"no object header at byte {address}")
     found: list[tuple[int, bytes]] = []
     seen = set()
+    nbytes = 0
     while blocks:
         start, size = blocks.pop()
-        if start in seen:
+        nbytes += size
+        if start in seen or nbytes > file.size:
             raise CorruptHeader(file.path, f"object header at byte {address} runs in a circle")
         seen.add(start)
         for body in _block_messages(file, file.read(start, size), prefix, found):
@@ -99,7 +104,9 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[tuple[st
         elif head[:4] == b"SNOD":
             n = int.from_bytes(head[6:8], "little")
             for offset, where, cache, a, b in _SYMBOL.iter_unpack(file.read(address + 8, 40 * n)):
-                stop = names.find(b"\0", offset)
+                stop = names.find(b"\0", offset, offset + MAX_NAME)
+                if stop < 0:
+                    raise CorruptHeader(file.path, f"a name in the group at byte {address} does not end")
                 yield names[offset:stop].decode(errors="surrogateescape"), where, cache, a, b
         else:
             raise CorruptHeader(file.path, f"no group node at byte {address}")
@@ -112,6 +119,7 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
         raise Unsupported("new-style root group")
     todo = [("", *struct.unpack_from("<QQ", tables[0]))]
     seen = set()
+    n_members = 0
     while todo:
         prefix, tree, heap = todo.pop()
         if tree in seen or prefix.count("/") > MAX_GROUP_DEPTH:
@@ -119,6 +127,9 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
         seen.add(tree)
         for name, address, cache, a, b in group_entries(file, tree, heap):
             path = prefix + name
+            n_members += 1
+            if n_members * _SYMBOL.size > file.size:  # each has an entry of its own
+                raise CorruptHeader(file.path, "its groups share their members")
             if cache == 1:
                 todo.append((path + "/", a, b))
             elif cache == 2:
@@ -262,4 +273,8 @@ _CODES |= {"f2": "e", "f4": "f", "f8": "d"}
 def _text(file: MetadataFile, n: int, address: int, index: int) -> str:
     if n == 0 or address in (0, UNDEFINED):
         return ""
-    return file.heap_object(address, index)[:n].decode(errors="surrogateescape")
+    text = file.heap_object(address, index)[:n]
+    file.n_text += len(text)
+    if file.n_text > _MIN_TEXT + 4 * file.size:  # each text has a place of its own, but hard links name it again
+        raise CorruptHeader(file.path, "its attributes use the same texts over and over")
+    return text.decode(errors="surrogateescape")
