@@ -55,14 +55,21 @@ def read_tree(file: OpenFile, key: str, base: int, address: int, shape: Shape, c
 
 
 def _leaves(file: OpenFile, key: str, base: int, root: int, leaf: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
-    """The entries of each node of level 0. Levels fall by one at each step, and no node is visited twice."""
+    """The entries of each node of level 0. Levels fall by one at each step, and no node is visited twice.
+
+    Nodes do not overlap, so all of them together are no larger than the file.
+    """
     todo: list[tuple[int, int | None]] = [(root, None)]
     seen: set[int] = set()
+    nbytes = 0
     while todo:
         address, level = todo.pop()
         node = _node(file, base + address, leaf)
         if address in seen or node is None or (level is not None and node[0] != level):
             raise CorruptChunk(file.path, key, base + address, "the index of its chunks is damaged")
+        nbytes += _HEAD + node[1].nbytes
+        if nbytes > file.size:
+            raise CorruptChunk(file.path, key, base + address, "the nodes of its chunks' index lie in each other")
         seen.add(address)
         if node[0] == 0:
             yield node[1]
