@@ -8,18 +8,44 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.errors import UsageError, WriteError
+from ckptfs.formats.source import Tensor
+from ckptfs.formats.source import nbytes as tensor_nbytes
 from ckptfs.layouts.extent import File
+from ckptfs.layouts.h5_lz4 import write_lz4
 from ckptfs.layouts.shards import hf_files, index_file, named_shards
 from ckptfs.layouts.text import json_file
 from ckptfs.layouts.torchzip import torch_file
 from ckptfs.mappings.plan import View
-from ckptfs.tree.cs import checkpoint_file, params_file
-from ckptfs.write import write_file
+from ckptfs.tree.cs import checkpoint_file, model_state, params_file, release_of
+from ckptfs.write import new_file, write_file
 
 Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A Cerebras checkpoint with LZ4 chunks: its sizes are known only when it is written."""
+
+    tensors: Mapping[str, Tensor]
+    tgt: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors; about the most that the file can have."""
+        return sum(map(tensor_nbytes, self.tensors.values()))
+
+    def write(self, path: str, *, force: bool, progress: Progress | None) -> None:
+        with new_file(path, force=force) as output:
+            write_lz4(model_state(self.tensors), output.write_at, release=release_of(self.tgt), progress=progress)
+
+
+Written = File | Compressed
+Files = Mapping[str, Written | dict[str, File]]
+"""Names to files, or to folders of files."""
 
 
 def stem(path: str) -> str:
@@ -32,13 +58,23 @@ def stem(path: str) -> str:
 
 
 def outputs(
-    view: View, checkpoint: str, config: str | None, *, shard_bytes: int, safetensors: bool
-) -> dict[str, File | dict[str, File]]:
-    """What a conversion writes: names to files, or to folders of files. *config* is the source config's path."""
+    view: View,
+    checkpoint: str,
+    config: str | None,
+    *,
+    shard_bytes: int,
+    safetensors: bool,
+    compress: str | None = None,
+) -> dict[str, Written | dict[str, File]]:
+    """What a conversion writes: names to files, or to folders of files. *config* is the source config's path.
+
+    *compress* is None or ``lz4``, for Cerebras targets.
+    """
     if view.tgt == "hf":
         return {f"{stem(checkpoint)}_to_hf": hf_outputs(view, shard_bytes=shard_bytes, safetensors=safetensors)}
+    plain = None if compress else checkpoint_file(view.tensors, view.tgt)
     return {
-        f"{stem(checkpoint)}_to_{view.tgt}.mdl": checkpoint_file(view.tensors, view.tgt),
+        f"{stem(checkpoint)}_to_{view.tgt}.mdl": plain or Compressed(view.tensors, view.tgt),
         f"{stem(config or 'config.json')}_to_{view.tgt}.yaml": params_file(view.config),
     }
 
@@ -60,13 +96,17 @@ def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, F
     return {f"{stem(path)}_to_{tgt}.yaml": params_file(config)}
 
 
-def nbytes(files: Mapping[str, File | dict[str, File]]) -> int:
+def nbytes(files: Files) -> int:
     """Bytes of everything in *files*."""
-    return sum(f.size if isinstance(f, File) else nbytes({**f}) for f in files.values())
+    return sum(nbytes({**f}) if isinstance(f, dict) else f.size for f in files.values())
 
 
 def write_outputs(
-    files: Mapping[str, File | dict[str, File]], folder: str, *, force: bool = False, progress: Progress | None = None
+    files: Mapping[str, Written | dict[str, File]],
+    folder: str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> list[str]:
     """Write *files* below *folder*, which is made if need be; the paths written.
 
@@ -85,6 +125,8 @@ def write_outputs(
     for path, file in targets.items():
         if isinstance(file, File):
             write_file(file, path, force=force, progress=progress)
+        elif isinstance(file, Compressed):
+            file.write(path, force=force, progress=progress)
         else:
             _write_folder(file, path, progress)
     return list(targets)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -85,6 +86,19 @@ def test_to_cerebras(case: Case, tmp_path: Path) -> None:
         assert list(written.source.tree.keys or ()) == expected["top_level_keys"]
         state = {k.removeprefix("model."): written[k] for k in written}
         assert differences({k: (t.dtype, t.shape, t.tobytes()) for k, t in state.items()}, expected["tensors"]) == []
+
+
+def test_compressed_to_cerebras(tmp_path: Path) -> None:
+    """The same tensors in LZ4 chunks, which take less room where there are zeros."""
+    case = next(c for c in cases("hf2cs") if str(c) == "llama/hf2cs-gqa-bf16")
+    mdl, _ = convert(case, tmp_path, compress="lz4")
+    with ckptfs.open(mdl) as written:
+        state = {k.removeprefix("model."): written[k] for k in written}
+        got = {k: (t.dtype, t.shape, t.tobytes()) for k, t in state.items()}
+    assert differences(got, case.json("expected_cs.json")["tensors"]) == []
+    with h5py.File(mdl) as file:
+        filters = file["model.lm_head.weight"].id.get_create_plist().get_filter(0)
+    assert filters[0] == 32004
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ckptfs.cli.options import reading_options, size
 @click.option("--output-dir", type=click.Path(), metavar="DIR", help="Where to write (the folder of CHECKPOINT).")
 @click.option("--hf-shard-size", type=size, default="10GB", show_default=True, help="Size of one weight file.")
 @click.option("--export-safetensors/--export-pickle", "safetensors", help="Kind of Hugging Face weight files (pickle).")
+@click.option("--compress", type=click.Choice(["lz4"]), help="Compress the chunks of a Cerebras checkpoint.")
 @click.option("--drop-unmatched-keys", is_flag=True, help="Leave out keys that the model family does not know.")
 @click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
 @click.option("--force", is_flag=True, help="Write over outputs of an earlier run.")
@@ -36,6 +37,7 @@ def command(checkpoint: str, **options: Any) -> None:
     from ckptfs import api
     from ckptfs.cli.opening import opened
     from ckptfs.convert import nbytes, outputs, write_outputs
+    from ckptfs.errors import UsageError
 
     with opened(checkpoint, follow_links=options["follow_links"]) as source:
         view = api.plan_view(
@@ -46,8 +48,16 @@ def command(checkpoint: str, **options: Any) -> None:
             src_fmt=options["src_fmt"],
             drop=options["drop_unmatched_keys"],
         )
-        shard_bytes, safetensors = options["hf_shard_size"], options["safetensors"]
-        files = outputs(view, checkpoint, options["config"], shard_bytes=shard_bytes, safetensors=safetensors)
+        if options["compress"] and view.tgt == "hf":
+            raise UsageError("--compress goes with a Cerebras target; Hugging Face files have no compression")
+        files = outputs(
+            view,
+            checkpoint,
+            options["config"],
+            shard_bytes=options["hf_shard_size"],
+            safetensors=options["safetensors"],
+            compress=options["compress"],
+        )
         folder = options["output_dir"] or os.path.dirname(os.path.abspath(checkpoint))
         with progress_bar(nbytes(files), not options["no_progress_bar"]) as progress:
             written = write_outputs(files, folder, force=options["force"], progress=progress)

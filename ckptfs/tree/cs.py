@@ -10,7 +10,7 @@ import yaml
 from ckptfs.formats.source import Tensor
 from ckptfs.layouts.extent import File
 from ckptfs.layouts.h5 import mdl_file
-from ckptfs.layouts.h5_state import state_tree
+from ckptfs.layouts.h5_state import State, state_tree
 from ckptfs.layouts.text import text_file
 from ckptfs.tree.hf import View
 from ckptfs.tree.node import Entry, Folder, Leaf
@@ -30,7 +30,17 @@ def cs_folder(view: View) -> Folder:
 
 def checkpoint_file(tensors: Mapping[str, Tensor], tgt: str) -> File:
     """A Cerebras checkpoint of that release with nothing but a ``model`` state."""
-    return mdl_file(state_tree({"model": dict(tensors)}), release=f"{tgt.removeprefix('cs-')}.0")
+    return mdl_file(model_state(tensors), release=release_of(tgt))
+
+
+def model_state(tensors: Mapping[str, Tensor]) -> State:
+    """A state dict with nothing but a ``model`` state."""
+    return state_tree({"model": dict(tensors)})
+
+
+def release_of(tgt: str) -> str:
+    """The release that a file of format *tgt* (``cs-2.9``) says wrote it."""
+    return f"{tgt.removeprefix('cs-')}.0"
 
 
 def params_file(config: Mapping[str, Any]) -> File:
