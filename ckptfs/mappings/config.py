@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
-from ckptfs.errors import MissingField, UnsupportedValue
+from ckptfs.errors import ConfigError, MissingField, UnsupportedValue
 from ckptfs.mappings.table import Side
 
 Config: TypeAlias = Mapping[str, Any]
@@ -101,7 +101,7 @@ class ConfigTable:
         side = self.side(frm)
         values = filled(config, side.fill)
         for prepare in side.prepare:
-            values |= prepare(Fields(model, values))
+            values |= _computed(prepare, Fields(model, values), ())
         return values
 
     def convert(self, model: str, source: Config, to: Side) -> dict[str, Any]:
@@ -122,8 +122,21 @@ class ConfigTable:
             for lens in lenses.get(name, ()):
                 if id(lens) not in done:
                     done.add(id(lens))
-                    result |= lens.to(to)(fields)
+                    result |= _computed(lens.to(to), fields, lens.side(frm))
         return result | {k: v for k, v in self.side(to).add.items() if k not in result}
+
+
+WRONG_TYPES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+"""What arithmetic and look-ups raise on text, null, 0 or nan where a config should have a number or a section."""
+
+
+def _computed(convert: Convert, fields: Fields, names: tuple[str, ...]) -> Config:
+    """What *convert* makes of *fields*; `ConfigError` where their types or sizes make no sense together."""
+    try:
+        return convert(fields)
+    except WRONG_TYPES as e:
+        about = ", ".join(names) or convert.__name__
+        raise ConfigError(f"{fields.model}: the config makes no sense around {about}: {type(e).__name__}: {e}") from e
 
 
 def bring_in(model: Config, whole: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:

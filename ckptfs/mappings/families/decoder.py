@@ -9,13 +9,25 @@ from ckptfs.errors import MissingField
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, Fields, Lens, choice
 from ckptfs.mappings.table import Context, Make, Rule, copy, making_cs, same
-from ckptfs.tensors.made import constant, filled, seeded_normal
+from ckptfs.tensors.made import causal_mask, constant, filled, seeded_normal
 
 SLOPES = "embedding_layer.position_embed_helper.slopes"
 OLD_SLOPES = "relative_pe_helper.slopes"
 """Where ALiBi's slopes were before release 2.1."""
+MOST_POSITIONS = 1 << 24
+"""More than any model has; a mask of this size still has a size that file systems can tell."""
 HEAD_SEED = 0
 """Seed of heads made for headless checkpoints; see docs/SEMANTICS.md."""
+
+YARN = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "attention_factor": None,
+    "mscale": None,
+    "mscale_all_dim": None,
+    "truncate": True,
+}
+"""What yarn's fields are in Cerebras, which has none of them."""
 
 
 def final_norm(hf: str) -> Rule:
@@ -36,6 +48,18 @@ def made_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
 
 
 MADE_HEAD: Mapping[str, Make] = {"lm_head.weight": made_head, "lm_head.bias": made_head_bias}
+
+
+def causal_mask_of(field: str) -> Make:
+    """The causal mask that older models carry as a buffer, as wide as that ``config.json`` field says."""
+
+    def make(context: Context, tensor: Tensor) -> Tensor:
+        size = context.hf.get(field)
+        if not isinstance(size, int) or not 0 < size <= MOST_POSITIONS:
+            raise MissingField(context.model, field, f"the causal mask has that many rows, at most {MOST_POSITIONS}")
+        return causal_mask(size)
+
+    return make
 
 
 def alibi_slopes(context: Context, tensor: Tensor) -> Tensor | None:
@@ -102,6 +126,8 @@ def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
             fields.refuse("rope_scaling", f"it must be null or have a factor and a type of {', '.join(types)}")
         rest = {k: v for k, v in scaling.items() if k not in ("type", "rope_type", "factor")}
         if kind.lower() == "yarn":
+            if any(k in rest and rest[k] not in (None, usual) for k, usual in YARN.items()):
+                fields.refuse("rope_scaling", f"of yarn's own fields, only the usual {YARN} can be converted")
             rest = {k: v for k, v in rest.items() if k == "original_max_position_embeddings"}
         extra = {"pos_scaling_extra_args": rest} if kind.lower() != "linear" else {}
         return {"pos_scaling_factor": scaling["factor"], "pos_scaling_type": kind.lower(), **extra}
@@ -122,21 +148,34 @@ def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
 
 
 def rope_parameters(fields: Fields) -> Config:
-    """transformers 5 writes ``rope_parameters``; the same facts under the names of transformers 4."""
-    scaling = fields.get("rope_scaling")
-    parameters = fields.get("rope_parameters")
-    given: dict[str, Any] = {}
-    if scaling is None and isinstance(parameters, Mapping):
-        scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
-        given = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
-    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) in (None, "default"):
-        scaling = None
-    return {**given, "rope_scaling": scaling}
+    """The section ``rope_parameters`` of transformers 5 under the older names; ``rope_scaling`` wins, as there.
+
+    Sets rope_scaling (None: no scaling), and rope_theta and partial_rotary_factor where the section has them.
+    """
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    found = fields.get(name)
+    if not isinstance(found, Mapping):
+        return {"rope_scaling": fields.get("rope_scaling")}
+    if any(isinstance(value, Mapping) for value in found.values()):
+        fields.refuse(name, "one set of parameters for all layers is needed")
+    scaling = {k: v for k, v in found.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if name == "rope_parameters":
+        scaling["type"] = scaling.pop("rope_type", kind)
+    result = {"rope_scaling": None if kind in (None, "default") else scaling}
+    return result | {k: v for k, v in found.items() if k not in scaling and k not in ("rope_type", "type")}
 
 
-def kv_heads(cs: Mapping[str, Any]) -> int | None:
-    """Key/value heads by a Cerebras config: the groups of multi-query attention, else as many as heads."""
-    if cs.get("attention_module", "aiayn_attention") == "multiquery_attention":
-        groups = (cs.get("extra_attention_params") or {}).get("num_kv_groups")
-        return int(groups) if groups is not None else None
-    return int(cs["num_heads"]) if "num_heads" in cs else None
+def whole_rotary(fields: Fields) -> Config:
+    """Refuse models that turn a part of each head only, where the Cerebras config has no field for it."""
+    if fields.get("partial_rotary_factor") not in (None, 1):
+        fields.refuse("partial_rotary_factor", "only 1.0 can be converted")
+    return {}
+
+
+def kv_heads(cs: Mapping[str, Any]) -> Any:
+    """Key/value heads by a Cerebras config, unchecked: the groups of multi-query attention, else as many as heads."""
+    if cs.get("attention_module", "aiayn_attention") != "multiquery_attention":
+        return cs.get("num_heads")
+    extra = cs.get("extra_attention_params")
+    return extra.get("num_kv_groups") if isinstance(extra, Mapping) else None

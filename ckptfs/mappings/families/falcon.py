@@ -19,7 +19,9 @@ from ckptfs.mappings.families.decoder import (
     kv_heads,
     nothing,
     numbers,
+    rope_parameters,
     rope_scaling,
+    whole_rotary,
 )
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Cut, Each, rope, unpack_heads
@@ -82,6 +84,19 @@ def sizes(hidden: str, heads: str) -> Convert:
     return lambda f: {"filter_size": 4 * f[hidden], "rotary_dim": f[hidden] // f[heads], "hidden_size": f[hidden]}
 
 
+def two_norms_by_default(fields: Fields) -> Config:
+    """In the new architecture, null stands for two norms."""
+    new = fields["new_decoder_architecture"] and fields["num_ln_in_parallel_attn"] is None
+    return {"num_ln_in_parallel_attn": 2} if new else {}
+
+
+def inner_size(fields: Fields) -> Config:
+    want = 4 * fields["hidden_size"]
+    if fields.get("ffn_hidden_size") not in (None, want):
+        fields.refuse("ffn_hidden_size", f"it must be four times hidden_size, {want}")
+    return {}
+
+
 def check_sizes(fields: Fields) -> Config:
     hidden = fields.need("hidden_size", "other sizes follow from it")
     head = hidden // fields.need("num_heads", "the head size follows from it")
@@ -99,12 +114,12 @@ def biases_to_cs(fields: Fields) -> Config:
 
 
 def biases_to_hf(fields: Fields) -> Config:
-    """Copied under their Cerebras names, as the converter does."""
+    """Copied under their Cerebras names, as the converter does; and as ``bias`` where loaders must know."""
     found = {name: fields[name] for name in BIASES if name in fields}
     for name, value in found.items():
         if value != next(iter(found.values())):
             fields.refuse(name, f"the switches {', '.join(BIASES)} must agree")
-    return found
+    return {**found, "bias": True} if any(found.values()) else found
 
 
 def groups_to_cs(fields: Fields) -> Config:
@@ -194,7 +209,7 @@ CONFIG = ConfigTable(
         ROPE,
     ),
     hf=SideTable(
-        must={"model_type": "falcon"},
+        must={"model_type": "falcon", "activation": "gelu"},
         fill={
             "vocab_size": 65024,
             "hidden_size": 4544,
@@ -219,6 +234,7 @@ CONFIG = ConfigTable(
             "num_ln_in_parallel_attn": 2,
         },
         add={"model_type": "falcon", "new_decoder_architecture": True, "multi_query": True},
+        prepare=(rope_parameters, whole_rotary, two_norms_by_default, inner_size),
     ),
     cs=CS,
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable, one_of
 from ckptfs.mappings.families import llama
-from ckptfs.mappings.families.decoder import kv_heads, numbers
+from ckptfs.mappings.families.decoder import kv_heads, numbers, rope_parameters, whole_rotary
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Add
 from ckptfs.mappings.table import Table, copy, making_cs, same, under
@@ -70,8 +70,10 @@ def head_to_hf(fields: Fields) -> Config:
         fields.refuse("attention_inner_dim", f"it must divide by num_heads ({heads})")
     if fields["rotary_dim"] != inner // heads:
         fields.refuse("rotary_dim", f"it must be the head size, {inner // heads}")
-    alpha = fields["attention_logits_alpha"]
-    return {"head_dim": inner // heads, "query_pre_attn_scalar": inner // heads / (alpha * alpha)}
+    scalar = inner // heads / (fields["attention_logits_alpha"] ** 2)
+    # transformers 5 takes whole numbers only; the square of a rounded root is often not quite one.
+    whole = math.isclose(scalar, round(scalar), rel_tol=1e-12)
+    return {"head_dim": inner // heads, "query_pre_attn_scalar": round(scalar) if whole else scalar}
 
 
 def embedding_to_hf(fields: Fields) -> Config:
@@ -91,6 +93,17 @@ def bias_to_hf(fields: Fields) -> Config:
     if bias != fields["use_ffn_bias_in_attention"]:
         fields.refuse("use_ffn_bias_in_attention", f"it must be as use_projection_bias_in_attention, {bias}")
     return {"attention_bias": bias}
+
+
+def same_layers(fields: Fields) -> Config:
+    """Refuse what Cerebras has no field for: scaled positions, other layers than one with a window, one without."""
+    if fields["rope_scaling"] is not None:
+        fields.refuse("rope_scaling", "only null can be converted")
+    kinds = fields.get("layer_types")
+    turns = ["full_attention" if i % 2 else "sliding_attention" for i in range(len(kinds or ()))]
+    if kinds is not None and list(kinds) != turns:
+        fields.refuse("layer_types", "sliding_attention and full_attention must take turns")
+    return {}
 
 
 def dropout(fields: Fields) -> Config:
@@ -130,7 +143,7 @@ CONFIG = ConfigTable(
         *llama.KV_GROUPS,
     ),
     hf=SideTable(
-        must={"model_type": "gemma2"},
+        must={"model_type": "gemma2", "use_bidirectional_attention": one_of(None, False)},
         fill={
             "vocab_size": 256000,
             "hidden_size": 3072,
@@ -157,6 +170,7 @@ CONFIG = ConfigTable(
             "sliding_window": 4096,
         },
         add={"model_type": "gemma2"},
+        prepare=(rope_parameters, whole_rotary, same_layers),
     ),
     cs=SideTable(
         must={

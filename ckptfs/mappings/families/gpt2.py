@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
-from ckptfs.mappings.families.decoder import MADE_HEAD, final_norm, no_numbers
+from ckptfs.mappings.families.decoder import MADE_HEAD, causal_mask_of, final_norm, no_numbers
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Cut, Transpose
 from ckptfs.mappings.table import Context, Rule, Table, making_cs, making_hf, same, split, under
-from ckptfs.tensors.made import causal_mask, filled
-
-
-def mask(context: Context, bias: Tensor) -> Tensor:
-    """The causal mask that older GPT-2 checkpoints carry as a buffer."""
-    return causal_mask(int(context.hf["n_positions"]))
+from ckptfs.tensors.made import filled
 
 
 def masked_bias(context: Context, bias: Tensor) -> Tensor:
@@ -26,7 +21,7 @@ def masked_bias(context: Context, bias: Tensor) -> Tensor:
 
 QKV = [f"self_attn.proj_{part}_dense_layer" for part in "qkv"]
 PACKED = (Transpose(), Cut((1, 1, 1)))
-MASKS = {"attn.bias": mask, "attn.masked_bias": masked_bias}
+MASKS = {"attn.bias": causal_mask_of("n_positions"), "attn.masked_bias": masked_bias}
 LAYER = [
     same("ln_1.{p}", "norm1.{p}"),
     same("ln_2.{p}", "norm3.{p}"),

@@ -13,16 +13,19 @@ import numpy as np
 
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
-from ckptfs.mappings.families.decoder import MADE_HEAD, final_norm, numbers, rope_scaling
+from ckptfs.mappings.families.decoder import (
+    MADE_HEAD,
+    causal_mask_of,
+    final_norm,
+    numbers,
+    rope_parameters,
+    rope_scaling,
+)
 from ckptfs.mappings.families.gptj import CS_FILL, CS_MUST
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Cut, Each, rope, unpack_heads
 from ckptfs.mappings.table import Context, Rule, Table, making_cs, making_hf, same, split, under
-from ckptfs.tensors.made import causal_mask, constant, filled
-
-
-def mask(context: Context, bias: Tensor) -> Tensor:
-    return causal_mask(int(context.hf["max_position_embeddings"]))
+from ckptfs.tensors.made import constant, filled
 
 
 def masked_bias(context: Context, bias: Tensor) -> Tensor:
@@ -38,7 +41,11 @@ def inv_freq(context: Context, bias: Tensor) -> Tensor:
 
 
 UNPACK = (unpack_heads("heads", (1, 1, 1)), Cut((1, 1, 1)), Each((rope("heads"), rope("heads"), None)))
-BUFFERS = {"attention.bias": mask, "attention.masked_bias": masked_bias, "attention.rotary_emb.inv_freq": inv_freq}
+BUFFERS = {
+    "attention.bias": causal_mask_of("max_position_embeddings"),
+    "attention.masked_bias": masked_bias,
+    "attention.rotary_emb.inv_freq": inv_freq,
+}
 QKV = [f"self_attn.proj_{x}_dense_layer" for x in "qkv"]
 LAYER = [
     same("input_layernorm.{p}", "norm1.{p}"),
@@ -66,6 +73,13 @@ def no_rotary(fields: Fields) -> Config:
     if "rotary" in fields:
         fields.refuse("rotary", "GPT-NeoX configs have no such field")
     return {}
+
+
+def base_and_pct(fields: Fields) -> Config:
+    """transformers 5 has both in ``rope_parameters``."""
+    found = rope_parameters(fields)
+    names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct", "rope_scaling": "rope_scaling"}
+    return {names[name]: value for name, value in found.items() if name in names}
 
 
 def pct_to_cs(fields: Fields) -> Config:
@@ -107,6 +121,7 @@ CONFIG = ConfigTable(
             "scale_attn_weights": True,
             "rotary_emb_base": 10000,
             "use_parallel_residual": True,
+            "attention_bias": True,
         },
         fill={
             "vocab_size": 50432,
@@ -125,7 +140,7 @@ CONFIG = ConfigTable(
             "rope_scaling": None,
         },
         add={"rotary_pct": 1.0, "rotary_emb_base": 10000, "model_type": "gpt_neox"},
-        prepare=(no_rotary,),
+        prepare=(no_rotary, base_and_pct),
     ),
     cs=SideTable(
         must={**CS_MUST, **CS_CONSTANTS, "position_embedding_type": "rotary"},

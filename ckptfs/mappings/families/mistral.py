@@ -41,12 +41,18 @@ def moe_to_hf(fields: Fields) -> Config:
 
 
 def config_of(model_type: str, *lenses: Lens, **add: Any) -> ConfigTable:
-    """Llama's table for another *model_type*, with a sliding window."""
+    """Llama's table for another *model_type*, with a sliding window.
+
+    Key/value heads and the window are always written: a Mistral config without them means 8 and 4096.
+    """
     base = llama.CONFIG
     return replace(
         base,
         names={**base.names, "sliding_window": "attention_sliding_window_length"},
         lenses=(*base.lenses, *lenses),
+        cs=replace(
+            base.cs, fill={**base.cs.fill, "extra_attention_params": {}, "attention_sliding_window_length": None}
+        ),
         hf=replace(base.hf, must={"model_type": model_type}, add={"model_type": model_type, **add}),
     )
 

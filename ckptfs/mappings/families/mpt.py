@@ -39,6 +39,9 @@ def attention_to_cs(fields: Fields) -> Config:
     found = fields["attn_config"]
     if found["alibi_bias_max"] != 8 or found["softmax_scale"] not in SCALES:
         fields.refuse("attn_config", "alibi_bias_max must be 8 and softmax_scale null or 1.0")
+    for name in ("qk_ln", "clip_qkv", "prefix_lm"):
+        if found[name]:
+            fields.refuse("attn_config", f"{name} has no place in a Cerebras config")
     module = found["attn_type"]
     return {
         "attention_module": "aiayn_attention" if module == "multihead_attention" else module,
@@ -134,7 +137,7 @@ CONFIG = ConfigTable(
         Lens((), ("filter_size",), norm_to_cs, filter_to_hf),
     ),
     hf=SideTable(
-        must={"model_type": "mpt", "embedding_fraction": 1.0, "logit_scale": None},
+        must={"model_type": "mpt", "embedding_fraction": 1.0, "logit_scale": None, "layer_norm_epsilon": 1e-05},
         fill={
             "d_model": 2048,
             "n_heads": 16,

@@ -1,0 +1,123 @@
+"""Tiny random models of transformers 5, one or more for each decoder family that it knows.
+
+``python -m tests.mount.tiny_models save FOLDER`` saves each as FOLDER/<name>/, and its logits as FOLDER/<name>.npy.
+``… load FOLDER OUTPUT`` loads every FOLDER/<name>/hf and writes its logits and what the loader complained of.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 37
+"""Not a multiple of anything."""
+GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+WIDE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
+GROUPS = {**WIDE, "num_key_value_heads": 2}
+FALCON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+
+
+def theta(value: float, **rest: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": value, **rest}}
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+NEOX = {**WIDE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+GEMMA2 = {**GROUPS, "tie_word_embeddings": True, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 4}
+
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", "GPT2", {**GPT, "n_inner": 40}),
+    "gpt2-tied": ("gpt2", "GPT2", {**GPT, "tie_word_embeddings": True, "activation_function": "relu"}),
+    "gptj": ("gptj", "GPTJ", {**GPT, "rotary_dim": 4}),
+    "codegen": ("codegen", "CodeGen", {**GPT, "rotary_dim": 4, "n_inner": 40}),
+    "gpt-neox": ("gpt-neox", "GPTNeoX", NEOX),
+    "llama": ("llama", "Llama", {**GROUPS, **theta(500.0)}),
+    "llama-heads": ("llama", "Llama", {**WIDE, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "llama-llama3": ("llama", "Llama", {**GROUPS, **theta(500.0, **LLAMA3)}),
+    "llama-linear": ("llama", "Llama", {**GROUPS, **theta(500.0, rope_type="linear", factor=2.0)}),
+    "llama-yarn": (
+        "llama",
+        "Llama",
+        {**GROUPS, **theta(500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=8)},
+    ),
+    "mistral": ("mistral", "Mistral", {**GROUPS, "sliding_window": 4, **theta(500.0)}),
+    "mistral-heads": ("mistral", "Mistral", {**WIDE, "num_key_value_heads": 4, "sliding_window": None}),
+    "mixtral": ("mixtral", "Mixtral", {**GROUPS, "num_local_experts": 3, **theta(500.0)}),
+    "mixtral-heads": ("mixtral", "Mixtral", {**WIDE, "num_key_value_heads": 4, "num_local_experts": 3}),
+    "falcon-groups": ("falcon", "Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-query": ("falcon", "Falcon", {**FALCON, "multi_query": True, "tie_word_embeddings": False}),
+    "falcon-heads": ("falcon", "Falcon", {**FALCON, "multi_query": False, "bias": True}),
+    "bloom": ("bloom", "Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "starcoder-query": ("starcoder", "GPTBigCode", {**GPT, "n_inner": 40}),
+    "starcoder-heads": ("starcoder", "GPTBigCode", {**GPT, "multi_query": False}),
+    "gemma2": ("gemma2", "Gemma2", {**GEMMA2, "hidden_activation": "gelu", **theta(500.0)}),
+    "mpt": (
+        "mpt",
+        "Mpt",
+        {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 16},
+    ),
+}
+"""Name -> model family, class name without its ending, fields of the config that are not the defaults."""
+
+
+def save(folder: Path) -> None:
+    """Make all models, each from its own seed; norms and biases are random as well."""
+    import torch
+    import transformers
+
+    for seed, (name, (_, kind, fields)) in enumerate(MODELS.items()):
+        torch.manual_seed(seed)
+        causal = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+        model = getattr(transformers, causal)(getattr(transformers, f"{kind}Config")(**fields)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        model.save_pretrained(folder / name)
+        keep_logits(model, folder / f"{name}.npy")
+
+
+def load(folder: Path, output: Path) -> None:
+    """Load what is shown in *folder*, as a user does: OUTPUT/<name>.npy, and <name>.json with the loader's report."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    for path in sorted(folder.glob("*/hf")):
+        model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        name = path.parent.name
+        (output / f"{name}.json").write_text(json.dumps({k: sorted(map(str, v)) for k, v in report.items() if v}))
+        keep_logits(model.eval(), output / f"{name}.npy")
+
+
+def keep_logits(model: Any, path: Path) -> None:
+    """For twelve tokens: more than the sliding windows and the lengths that scaled positions start from."""
+    import numpy as np
+    import torch
+
+    with torch.no_grad():
+        np.save(path, model(torch.arange(2, 14)[None]).logits.numpy())
+
+
+if __name__ == "__main__":
+    {"save": save, "load": load}[sys.argv[1]](*map(Path, sys.argv[2:]))
