@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfs.errors import ConfigError, MappingError, NoPath
+from ckptfs.errors import ConfigError, MappingError, MissingField, NoPath
 from ckptfs.formats.source import Item, Source, Tensor, n_elements
 from ckptfs.mappings.config import bring_in, put_out
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import CURRENT, HF, Format
 from ckptfs.mappings.matching import convert_tensors
-from ckptfs.mappings.passes import mup
+from ckptfs.mappings.passes import lora, mup
 from ckptfs.mappings.table import Context, Side
 from ckptfs.tensors.elementwise import FLOATS, elementwise
 
@@ -34,6 +34,8 @@ class View:
     """Source keys that have no place in the target."""
     made: tuple[str, ...] = ()
     """Target keys that no source key stands for."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know about the result, one line each."""
 
 
 def make_view(
@@ -56,9 +58,10 @@ def make_view(
 
 
 def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Format, drop_unmatched: bool) -> View:
+    config, held, warnings = without_lora(family.name, config, model_state(source))
     model, how = _unfolded(family, config)
     hf, cs = hf_config(family, config)
-    state = {_strip(k, family): t for k, t in model_state(source).items()}
+    state = {_strip(k, family): t for k, t in held.items()}
     if how:
         if family.mup != "fold" or (src.release or CURRENT) < family.mup_since:
             raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
@@ -69,7 +72,7 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
     if _sideband(config):
         tensors = {k: elementwise(t, ("nan_to", 0.0)) for k, t in tensors.items()}
     hf.setdefault("torch_dtype", _main_dtype(tensors.values()))
-    return View(family.name, src.name, "hf", tensors, hf, dropped, made)
+    return View(family.name, src.name, "hf", tensors, hf, dropped, made, warnings)
 
 
 def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Format, drop_unmatched: bool) -> View:
@@ -99,6 +102,36 @@ def _unfolded(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any]
     """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
     model = bring_in(model_section(config), config, family.config.outside)
     return model, None if family.mup == "own" else mup.style(family.name, model)
+
+
+def fold_lora(
+    source: Source, config: Mapping[str, Any], *, model: str | None = None
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor], tuple[str, ...]]:
+    """What `without_lora` says, for a checkpoint that has to have adapters and nothing but tensors in its model."""
+    section = model_section(config)
+    name = model or str(section.get("name") or "model")
+    if section.get(lora.FIELD) is None and lora.callback_params(config) is None:
+        raise MissingField(
+            name, lora.FIELD, "there is nothing to fold; give the config that the adapters were made with"
+        )
+    for key, item in model_items(source).items():
+        if item.tensor is None and item.kind != "none":
+            raise MappingError(f"{name}: {key} cannot be written: {item.reason or f'it is a {item.kind} value'}")
+    return without_lora(name, config, model_state(source))
+
+
+def without_lora(
+    model: str, config: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor], tuple[str, ...]]:
+    """A whole Cerebras config and its ``model`` state with LoRA adapters folded in, and warnings; as `lora.fold`."""
+    section = model_section(config)
+    params = lora.callback_params(config)
+    if params is not None:
+        section = {lora.FIELD: params, **section}
+    if not lora.has_lora(section, state):
+        return config, state, ()
+    folded = lora.fold(model, section, state)
+    return _with_model_section(lora.without_callback(config), folded.config), folded.tensors, folded.warnings
 
 
 def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[str, Any]:
@@ -133,6 +166,14 @@ def model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(where, Mapping):
         raise ConfigError(f"{'.'.join(path)} in the config is not a mapping")
     return where
+
+
+def _with_model_section(config: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole *config* with another ``model`` section."""
+    if "trainer" not in config:
+        return {**config, "model": section}
+    trainer = config["trainer"]
+    return {**config, "trainer": {**trainer, "init": {**trainer["init"], "model": section}}}
 
 
 def model_items(source: Source) -> dict[str, Item]:
