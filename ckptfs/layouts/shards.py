@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Literal, TypeAlias
 
-from ckptfs.errors import UsageError
 from ckptfs.formats.source import Tensor, nbytes
 from ckptfs.layouts.extent import File
 from ckptfs.layouts.safetensors import safetensors_file
@@ -16,20 +13,6 @@ from ckptfs.layouts.text import json_file
 Numbering: TypeAlias = Literal["as needed", "always"]
 """``as needed``: one plain file without an index when everything fits into it, as transformers saves.
 ``always``: numbers and an index even for one shard, as the Cerebras converter saves."""
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
-
-
-def parse_size(text: str) -> int:
-    """Bytes in a size such as ``10GB``, ``1.5 GiB``, ``500M`` or ``4096``; GB is 10^9, GiB is 2^30.
-
-    Upper and lower case are the same. Raises `UsageError` for anything else, and for sizes below one byte.
-    """
-    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(|[KMGT]I?)B?\s*", text.upper(), re.ASCII)
-    size = int(Decimal(found[1]) * _UNITS[found[2]]) if found else 0
-    if size < 1:
-        raise UsageError(f"{text!r} is not a size: write a number and a unit, such as 10GB, 500MB or 1GiB")
-    return size
 
 
 def shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from ckptfs.errors import UsageError
-from ckptfs.layouts.shards import hf_files, index_file, named_shards, parse_size, shards
+from ckptfs.layouts.shards import hf_files, index_file, named_shards, shards
 from tests.factories import ArrayTensor, tensor_of
 from tests.layouts.reading import content
 
@@ -78,28 +77,3 @@ def test_numbers_and_index_even_for_one_shard_when_always() -> None:
     assert list(files) == ["model-00001-of-00001.safetensors", "model.safetensors.index.json"]
     named = named_shards(sized(3), 100, stem="pytorch_model", suffix=".bin", numbering="always")
     assert list(named) == ["pytorch_model-00001-of-00001.bin"]
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("10GB", 10**10),
-        ("10gb", 10**10),
-        (" 1.5 GiB ", 3 << 29),
-        ("500M", 500 * 10**6),
-        ("4096", 4096),
-        ("7B", 7),
-        ("2TiB", 2 << 40),
-        ("1KB", 1000),
-        ("0.1GB", 10**8),
-        ("1ki", 1024),
-    ],
-)
-def test_parse_size(text: str, want: int) -> None:
-    assert parse_size(text) == want
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.5", "1 PB", "1e9", "1GBB", "10 G B", "nan", "٣GB", "1_0"])
-def test_parse_size_refuses(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        parse_size(text)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.mappings.families import gpt2
 from ckptfs.mappings.families.decoder import MADE_HEAD, final_norm, no_numbers
-from ckptfs.mappings.families.gpt2 import inner
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Arrange, Cut, unpack_heads
 from ckptfs.mappings.table import Rule, Table, hf_only, making_cs, same, split, under
@@ -69,19 +69,7 @@ def four_heads(name: str) -> Any:
     return check
 
 
-NAMES = {
-    "embd_pdrop": "embedding_dropout_rate",
-    "tie_word_embeddings": "share_embedding_weights",
-    "n_embd": "hidden_size",
-    "n_head": "num_heads",
-    "n_layer": "num_hidden_layers",
-    "n_positions": "max_position_embeddings",
-    "n_inner": "filter_size",
-    "activation_function": "nonlinearity",
-    "attn_pdrop": "attention_dropout_rate",
-    "resid_pdrop": "residual_dropout_rate",
-    **{n: n for n in ("vocab_size", "rotary_dim", "layer_norm_epsilon", "initializer_range")},
-}
+NAMES = {**gpt2.CONFIG.names, "resid_pdrop": "residual_dropout_rate"}
 HF_FILL = {
     "vocab_size": 50400,
     "n_positions": 2048,
@@ -141,7 +129,7 @@ CONFIG = ConfigTable(
         must={"model_type": "gptj", "scale_attn_weights": True},
         fill=HF_FILL,
         add={"model_type": "gptj"},
-        prepare=(inner,),
+        prepare=(gpt2.inner,),
     ),
     cs=SideTable(must=CS_MUST, fill=CS_FILL, add=CS_ADD),
 )
@@ -151,7 +139,7 @@ CODEGEN_CONFIG = ConfigTable(
         must={"model_type": "codegen", "scale_attn_weights": True},
         fill={**HF_FILL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
         add={"model_type": "codegen"},
-        prepare=(inner, four_heads("n_head")),
+        prepare=(gpt2.inner, four_heads("n_head")),
     ),
     cs=SideTable(
         must={**CS_MUST, "position_embedding_type": "rotary", "use_bias_in_output": True},
