@@ -90,7 +90,7 @@ def _version(index: Index) -> float:
     """The format's number; refuses what is no checkpoint or was never finished."""
     path, attributes = index.file.path, index.attributes
     version = attributes.get("__version__", FIRST_VERSION)
-    if isinstance(version, bool) or not isinstance(version, (int, float)) or not version > 0:
+    if isinstance(version, bool) or not isinstance(version, (int, float)) or not 0 < version < 1e6:
         raise UnknownFormat(path, f"has the format version {version!r:.40}, which does not exist")
     spec = attributes.get("__spec__")
     if "__spec__" not in attributes:

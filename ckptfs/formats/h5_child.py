@@ -33,6 +33,8 @@ FILE_ATTRIBUTES = frozenset({"__spec__", "__version__", "__cstorch_version__", "
 SUFFIX = ".__metadata__"
 _DROPPED = ("rtfx_dtypes", "compressed", "jit_graph", "__NUMPY__", "__TORCH__", "__NONE__", "__BYTES__")
 _PICKLE_PREFIX = 4096
+_MAX_VALUES = 100_000
+"""Containers and commas in the JSON of one key, which describes one value."""
 
 
 def main() -> None:
@@ -122,7 +124,7 @@ def _index(base: int, attributes: Iterable[tuple[str, Any]], objects: dict[str, 
     metadata = Metadata()
     for name, value in attributes:
         if name in FILE_ATTRIBUTES:
-            file[name] = value
+            file[name] = None if isinstance(value, bytes) else value
         elif name.endswith(SUFFIX):
             metadata.add(name[: -len(SUFFIX)], value)
     kinds: dict[Any, int] = {}
@@ -179,6 +181,8 @@ _IN_STRING = re.compile(r"[b-dgj-kmo-qv-xzA-HJ-MO-Z_]").search  # not in true, f
 
 def _key_metadata(text: Any) -> Any:
     try:
+        if sum(text.count(mark) for mark in "{[,") > _MAX_VALUES:
+            return "its metadata are unreasonably large"
         found = json.loads(text)
         names = found["__objects__"]
         fields = {name[: -len(SUFFIX)]: value for name, value in found.items() if name.endswith(SUFFIX)}

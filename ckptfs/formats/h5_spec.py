@@ -18,6 +18,8 @@ from ckptfs.formats.source import Node
 
 MAX_DEPTH = 300
 MAX_NODES = 10_000_000
+MAX_VALUES = 5_000_000
+"""Containers and commas in its text: three bytes can ask for a hundred in memory. 100,000 keys have 800,000."""
 MAX_KEY_CHARS = 64 << 20
 """Characters of all flattened keys together: long keys on many levels multiply."""
 PROTOCOL = 1
@@ -50,11 +52,11 @@ def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
     or container type, and for trees deeper than `MAX_DEPTH`.
     """
     try:
-        outer = json.loads(text)
-        protocol, root = json.loads(outer[1])
+        outer = _loads(text, path)
+        protocol, root = _loads(outer[1], path)
     except RecursionError as error:
         raise CorruptHeader(path, f"its tree spec is nested deeper than {MAX_DEPTH} levels") from error
-    except (ValueError, TypeError, IndexError, KeyError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
     if protocol != PROTOCOL:
         raise CorruptHeader(path, f"its tree spec has protocol {protocol!r:.40}; only {PROTOCOL} is known")
@@ -66,6 +68,12 @@ def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
     return finish(walk, tree)
+
+
+def _loads(text: str, path: str) -> Any:
+    if sum(text.count(mark) for mark in "{[,") > MAX_VALUES:
+        raise CorruptHeader(path, f"its tree spec has more than {MAX_VALUES} values")
+    return json.loads(text)
 
 
 def enter(walk: Walk, key: str, depth: int) -> None:
