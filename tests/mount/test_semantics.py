@@ -54,24 +54,52 @@ def real(shared_mounter: Mounter) -> Iterator[Path]:
 # ---------------------------------------------------------------------------------------------------------- the tree
 
 
+@pytest.fixture(scope="module")
+def bare(shared_mounter: Mounter) -> Path:
+    """The same checkpoint without its config: nothing tells the family."""
+    path = shared_mounter.mountpoint("bare")
+    assert shared_mounter.ckptfs("mount", GOLDEN / "cs.mdl", path).returncode == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(shared_mounter: Mounter) -> Path:
+    """A Hugging Face model, mounted."""
+    path = shared_mounter.mountpoint("model")
+    assert shared_mounter.ckptfs("mount", ROOT / "tests/golden/llama/hf2cs-gqa-bf16/hf", path).returncode == 0
+    return path
+
+
 @pytest.mark.parametrize("name", table("The tree"))
-def test_tree(name: str, real: Path, mounter: Mounter) -> None:
-    entry = code(name)
-    assert (real / entry).is_dir() == entry.endswith("/")
-    assert (real / entry).exists()
-    bare = mounter.mountpoint()
-    assert mounter.ckptfs("mount", GOLDEN / "cs.mdl", bare).returncode == 0
-    assert (bare / entry).exists() == (table("The tree")[name][-1] == "always")
+def test_tree(name: str, real: Path, bare: Path, model: Path) -> None:
+    entry, when = code(name), table("The tree")[name][-1]
+    assert when in ("always", "Cerebras", "Hugging Face")
+    for mount, kinds in ((real, ("always", "Cerebras")), (bare, ("always",)), (model, ("always", "Hugging Face"))):
+        assert (mount / entry).exists() == (when in kinds)
+        assert (mount / entry).is_dir() == (when in kinds and entry.endswith("/"))
 
 
-def test_the_tree_has_nothing_else(real: Path) -> None:
+def test_the_tree_has_nothing_else(real: Path, model: Path) -> None:
     names = {code(name) for name in table("The tree")}
     top = {name for name in names if "/" not in name[:-1]}
-    assert {f"{p.name}/" if p.is_dir() else p.name for p in real.iterdir()} == top
+    assert {f"{p.name}/" if p.is_dir() else p.name for m in (real, model) for p in m.iterdir()} == top
     assert sorted(os.listdir(real / "hf")) == ["config.json", "generation_config.json", "model.safetensors"]
     assert sorted(os.listdir(real / "hf-bin")) == ["config.json", "generation_config.json", "pytorch_model.bin"]
     assert sorted(os.listdir(real / "torch")) == ["checkpoint.pt", "model.pt"]
-    assert [p for p in real.rglob("*") if p.is_symlink()] == []
+    assert sorted(os.listdir(model / "cs")) == ["checkpoint.mdl", "params.yaml"]
+    assert [p for m in (real, model) for p in m.rglob("*") if p.is_symlink()] == []
+
+
+def test_the_page_says_why_there_is_no_model(bare: Path) -> None:
+    assert "There is no hf/: nothing in the checkpoint tells its model family" in (bare / "README.txt").read_text()
+
+
+def test_two_mounts_are_the_same(model: Path, mounter: Mounter) -> None:
+    other = mounter.mountpoint()
+    assert mounter.ckptfs("mount", ROOT / "tests/golden/llama/hf2cs-gqa-bf16/hf", other).returncode == 0
+    files = [p.relative_to(model) for p in model.rglob("*") if p.is_file()]
+    assert {"cs", "raw", "tensors", "torch"} <= {p.parts[0] for p in files}
+    assert [p for p in files if (model / p).read_bytes() != (other / p).read_bytes()] == []
 
 
 def test_listings_are_in_the_order_of_the_state_dict(real: Path) -> None:
