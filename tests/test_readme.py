@@ -119,7 +119,7 @@ FOREIGN = {
     "fuse: device not found, try 'modprobe fuse' first",
     "fuse: failed to open /dev/fuse: Permission denied",
     "option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf",
-    *map(os.strerror, (errno.EACCES, errno.EIO, errno.ENOTCONN, errno.EROFS)),
+    *map(os.strerror, (errno.EACCES, errno.EIO, errno.ENOSPC, errno.ENOTCONN, errno.EROFS)),
     "did not contain a loop with signature matching types (dtype('V2')",
 }
 """Messages of libfuse, its helper, the C library and numpy."""
