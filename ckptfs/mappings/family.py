@@ -36,6 +36,9 @@ class Family:
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
     notes: str = ""
+    """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
+    alias_of: str = ""
+    """The name of the family that this one is another name of."""
 
     def covers(self, release: Release) -> bool:
         """Whether this layout is the one of that Cerebras release."""

@@ -40,7 +40,7 @@ _FAMILIES = (
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():
     for _alias in _aliases:
-        FAMILIES[_alias] = replace(FAMILIES[_name], name=_alias, notes=f"alias of {_name}")
+        FAMILIES[_alias] = replace(FAMILIES[_name], name=_alias, alias_of=_name, notes=f"alias of {_name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def by_cs_name(name: str) -> Family | None:
 
 def by_hf_type(model_type: str) -> list[Family]:
     """The families for a ``model_type`` of ``config.json``, the ones with a head first."""
-    return [f for f in FAMILIES.values() if f.hf_type == model_type and not f.notes.startswith("alias")]
+    return [f for f in FAMILIES.values() if f.hf_type == model_type and not f.alias_of]
 
 
 def entries(model: str | None = None) -> list[Entry]:

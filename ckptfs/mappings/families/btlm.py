@@ -125,8 +125,15 @@ JAIS_CONFIG = replace(
     outside={"decoder_kernel": ()},
 )
 
-BTLM = Family("btlm", TENSORS, CONFIG, no_numbers, "btlm", "btlm", "BTLMLMHeadModel", mup="own")
+NOTES = "transformers loads it with the model's own code only"
+BTLM = Family("btlm", TENSORS, CONFIG, no_numbers, "btlm", "btlm", "BTLMLMHeadModel", mup="own", notes=NOTES)
 BTLM_HEADLESS = replace(BTLM, name="btlm-headless", table=HEADLESS, architecture="BTLMModel")
 JAIS_FAMILY = replace(
-    BTLM, name="jais", config=JAIS_CONFIG, cs_name="jais", hf_type="jais", architecture="JAISLMHeadModel"
+    BTLM,
+    name="jais",
+    config=JAIS_CONFIG,
+    cs_name="jais",
+    hf_type="jais",
+    architecture="JAISLMHeadModel",
+    notes=f"{NOTES}; mup_width_scale is lost on the way to Cerebras",
 )

@@ -267,5 +267,8 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     return {**found, "q_per_kv": found["heads"] // found["kv_heads"]}
 
 
-FALCON = Family("falcon", TENSORS, CONFIG, dims, "falcon", "falcon", "FalconForCausalLM", flavours=FLAVOURS)
+NOTES = "no ALiBi; one norm with grouped key/value heads: to Cerebras only"
+FALCON = Family(
+    "falcon", TENSORS, CONFIG, dims, "falcon", "falcon", "FalconForCausalLM", flavours=FLAVOURS, notes=NOTES
+)
 FALCON_HEADLESS = replace(FALCON, name="falcon-headless", table=HEADLESS, architecture="FalconModel")

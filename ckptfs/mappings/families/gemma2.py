@@ -229,4 +229,5 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     return numbers(model, {"heads": cs.get("num_heads"), "kv_heads": kv_heads(cs), "rotary": cs.get("rotary_dim")})
 
 
-GEMMA2 = Family("gemma2", TENSORS, CONFIG, dims, "gemma2", "gemma2", "Gemma2ForCausalLM", (2, 3))
+NOTES = "norms lose bits, as 1 is added; gelu_pytorch_tanh comes back as gelu"
+GEMMA2 = Family("gemma2", TENSORS, CONFIG, dims, "gemma2", "gemma2", "Gemma2ForCausalLM", (2, 3), notes=NOTES)

@@ -5,6 +5,8 @@ Hugging Face's Conv1D keeps weights as (in, out) and packs q, k, v in one; Cereb
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
 from ckptfs.mappings.families.decoder import MADE_HEAD, causal_mask_of, final_norm, no_numbers
@@ -116,5 +118,6 @@ CONFIG = ConfigTable(
 )
 
 
-GPT2 = Family("gpt2", TENSORS, CONFIG, no_numbers, "gpt2", "gpt2", "GPT2LMHeadModel", mup="fold")
-GPT2_HEADLESS = Family("gpt2-headless", HEADLESS, CONFIG, no_numbers, "gpt2", "gpt2", "GPT2Model", mup="fold")
+NOTES = "grouped key/value heads have no place in the Hugging Face config"
+GPT2 = Family("gpt2", TENSORS, CONFIG, no_numbers, "gpt2", "gpt2", "GPT2LMHeadModel", mup="fold", notes=NOTES)
+GPT2_HEADLESS = replace(GPT2, name="gpt2-headless", table=HEADLESS, architecture="GPT2Model")

@@ -155,5 +155,7 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     return numbers(model, {"heads": cs.get("num_heads"), "rotary": cs.get("rotary_dim")})
 
 
-GPT_NEOX = Family("gpt-neox", TENSORS, CONFIG, dims, "gpt-neox", "gpt_neox", "GPTNeoXForCausalLM")
+GPT_NEOX = Family(
+    "gpt-neox", TENSORS, CONFIG, dims, "gpt-neox", "gpt_neox", "GPTNeoXForCausalLM", notes="rotary base 10000 only"
+)
 GPT_NEOX_HEADLESS = replace(GPT_NEOX, name="gpt-neox-headless", table=HEADLESS, architecture="GPTNeoXModel")

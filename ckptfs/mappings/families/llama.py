@@ -6,6 +6,7 @@ Rotary rows of q and k are half-split in Hugging Face and interleaved pairs in C
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckptfs.errors import MissingField
@@ -189,5 +190,6 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     return numbers(model, {"heads": cs.get("num_heads"), "kv_heads": kv_heads(cs), "rotary": cs.get("rotary_dim")})
 
 
-LLAMA = Family("llama", TENSORS, CONFIG, dims, "llama", "llama", "LlamaForCausalLM", mup="fold")
-LLAMA_HEADLESS = Family("llama-headless", HEADLESS, CONFIG, dims, "llama", "llama", "LlamaModel")
+NOTES = "no biases, heads of hidden size / heads"
+LLAMA = Family("llama", TENSORS, CONFIG, dims, "llama", "llama", "LlamaForCausalLM", mup="fold", notes=NOTES)
+LLAMA_HEADLESS = replace(LLAMA, name="llama-headless", table=HEADLESS, architecture="LlamaModel", mup="refuse")

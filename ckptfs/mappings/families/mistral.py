@@ -67,7 +67,15 @@ MISTRAL_HEADLESS = replace(
     MISTRAL, name="mistral-headless", table=llama.HEADLESS, architecture="MistralModel", mup="refuse"
 )
 MIXTRAL = Family(
-    "mixtral", MIXTRAL_TENSORS, MIXTRAL_CONFIG, llama.dims, "mixtral", "mixtral", "MixtralForCausalLM", (2, 3)
+    "mixtral",
+    MIXTRAL_TENSORS,
+    MIXTRAL_CONFIG,
+    llama.dims,
+    "mixtral",
+    "mixtral",
+    "MixtralForCausalLM",
+    (2, 3),
+    notes=llama.NOTES,
 )
 MIXTRAL_HEADLESS = replace(
     MIXTRAL, name="mixtral-headless", table=MIXTRAL_HEADLESS_TENSORS, architecture="MixtralModel"

@@ -188,5 +188,17 @@ CONFIG = ConfigTable(
     ),
 )
 
-MPT = Family("mpt", Table(tuple(body("transformer."))), CONFIG, heads, "mpt", "mpt", "MPTForCausalLM", (2, 1), (2, 3))
+NOTES = "the head is always the embedding; transformers loads models without biases only"
+MPT = Family(
+    "mpt",
+    Table(tuple(body("transformer."))),
+    CONFIG,
+    heads,
+    "mpt",
+    "mpt",
+    "MPTForCausalLM",
+    (2, 1),
+    (2, 3),
+    notes=NOTES,
+)
 MPT_HEADLESS = replace(MPT, name="mpt-headless", table=Table(tuple(body(""))), architecture="MPTModel")

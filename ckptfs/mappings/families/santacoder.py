@@ -69,7 +69,15 @@ CONFIG = ConfigTable(
 )
 
 SANTACODER = Family(
-    "santacoder", TENSORS, CONFIG, no_numbers, "santacoder", "gpt2", "GPT2LMHeadCustomModel", mup="fold"
+    "santacoder",
+    TENSORS,
+    CONFIG,
+    no_numbers,
+    "santacoder",
+    "gpt2",
+    "GPT2LMHeadCustomModel",
+    mup="fold",
+    notes="transformers loads it with the model's own code only",
 )
 SANTACODER_HEADLESS = replace(
     SANTACODER, name="santacoder-headless", table=HEADLESS, architecture="GPT2CustomModel", mup="refuse"
