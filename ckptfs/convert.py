@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from ckptfs.errors import UsageError, WriteError
 from ckptfs.formats.source import Tensor
 from ckptfs.formats.source import nbytes as tensor_nbytes
 from ckptfs.layouts.extent import File
+from ckptfs.layouts.h5 import RELEASE, mdl_file
 from ckptfs.layouts.h5_lz4 import write_lz4
 from ckptfs.layouts.shards import hf_files, index_file, named_shards
-from ckptfs.layouts.text import json_file
+from ckptfs.layouts.text import json_file, text_file
 from ckptfs.layouts.torchzip import torch_file
 from ckptfs.mappings.plan import View
 from ckptfs.tree.cs import checkpoint_file, model_state, params_file, release_of
@@ -94,6 +97,20 @@ def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, F
     if tgt == "hf":
         return {f"{stem(path)}_to_hf.json": json_file(config, indent=4, newline=False)}
     return {f"{stem(path)}_to_{tgt}.yaml": params_file(config)}
+
+
+def folded_outputs(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], params: str, checkpoint: str, *, release: str | None
+) -> dict[str, File]:
+    """A checkpoint without adapters and its config, under the inputs' names with ``_folded`` before the extension.
+
+    *tensors* are its ``model`` state, which is all that the checkpoint holds.
+    """
+    names = ["{}_folded{}".format(*os.path.splitext(os.path.basename(path))) for path in (checkpoint, params)]
+    return {
+        names[0]: mdl_file(model_state(tensors), release=release or RELEASE),
+        names[1]: text_file(yaml.safe_dump(dict(config), sort_keys=False)),
+    }
 
 
 def nbytes(files: Files) -> int:

@@ -20,6 +20,7 @@ COMMANDS = {
     "umount": "ckptfs.cli.umount",
     "convert": "ckptfs.cli.convert",
     "convert-config": "ckptfs.cli.convert_config",
+    "fold-lora": "ckptfs.cli.fold_lora",
     "info": "ckptfs.cli.info",
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",
