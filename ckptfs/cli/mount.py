@@ -14,7 +14,7 @@ from ckptfs.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptfs.fuse import MountOptions
-    from ckptfs.tree.node import Tree
+    from ckptfs.tree.node import Entry, Tree
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec", "noatime", "default_permissions"})
@@ -26,6 +26,9 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 @click.argument("mountpoint", type=click.Path())
 @view_options
 @click.option("--shard-size", type=size, help="Size above which weights are split into files (10GB).")
+@click.option(
+    "--tokenizer", type=click.Path(), metavar="DIR", help="Folder whose tokenizer and other small files go into hf/."
+)
 @click.option("--cache-size", type=size, help="Memory for decoded data (128MiB).")
 @click.option("--threads", type=click.IntRange(1, 64), help="Threads that answer reads (2).")
 @click.option("--read-ahead", type=size, help="Read-ahead of the mount, 0 for the kernel's default (4MiB; needs root).")
@@ -93,10 +96,26 @@ def _tree(source: Any, options: dict[str, Any]) -> tuple[Tree, str | None]:
 
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
     view, reason = api.prepare(source, **{name: options[name] for name in names})
-    extra = {"cs": cs_folder(view)} if view is not None and view.tgt != "hf" else {}
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
     about = view_facts(source, view)
-    return build_tree(source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes, extra=extra), reason
+    about["warnings"] += view.warnings if view is not None else ()
+    extra = {"cs": cs_folder(view)} if view is not None and view.tgt != "hf" else {}
+    beside = _tokenizer(source, options["tokenizer"], cs="cs" in extra)
+    tree = build_tree(
+        source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes, hf_extra=beside, extra=extra
+    )
+    return tree, reason
+
+
+def _tokenizer(source: Any, folder: str | None, *, cs: bool) -> dict[str, Entry]:
+    """What ``--tokenizer`` adds; the open files are closed with *source*."""
+    from ckptfs.tree.tokenizer import small_files
+
+    if folder is None:
+        return {}
+    if cs:
+        raise UsageError("--tokenizer adds files to hf/, but this mount shows a Cerebras checkpoint; leave it out")
+    return {**small_files(folder, source.fds)}
 
 
 def _mount_options(options: dict[str, Any], flags: dict[str, str], source_nbytes: int) -> MountOptions:

@@ -48,7 +48,7 @@ def build_tree(
     }
     if view is not None and view.tgt == "hf":
         entries["hf"] = hf_folder(view, shard_bytes=shard_bytes, extra=hf_extra)
-        entries["hf-bin"] = hf_bin_folder(view, shard_bytes=shard_bytes, extra=hf_extra)
+        entries["hf-bin"] = hf_bin_folder(view, shard_bytes=shard_bytes, extra=_again(hf_extra or {}))
     entries["torch"] = torch_folder(source)
     entries |= extra or {}
     page = readme(about, ["README.txt", *entries], no_hf_reason=None if "hf" in entries else no_hf_reason)
@@ -64,6 +64,11 @@ def tensors_folder(items: Iterable[Item]) -> Folder:
 def raw_folder(items: Iterable[Item]) -> Folder:
     """One file of bare bytes for each tensor, named by its flattened key."""
     return Folder(lambda: {escape(i.key): Leaf(raw_file(i.tensor), _xattrs(i)) for i in items if i.tensor is not None})
+
+
+def _again(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The same files for a second folder: an entry has one inode number, of the path it was first seen at."""
+    return {name: Leaf(e.file, e.xattrs) if isinstance(e, Leaf) else e for name, e in entries.items()}
 
 
 def _level(items: list[tuple[str, Item]], levels: int) -> dict[str, Entry]:
