@@ -74,7 +74,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "with a constant added (Gemma's norms, 1)": "test_goldens.test_recorded_conversion",
         "a mask, ALiBi's slopes, rotary frequencies": "test_goldens.test_recorded_conversion",
         "with a LoRA adapter": "test_lora.test_folded_weights_are_the_recorded_ones",
-        "with LoRA adapters folded in": "test_lora.test_folded_weights_are_the_recorded_ones",
         "of a checkpoint with sideband sparsity": "test_goldens.test_recorded_conversion",
         "a head for a headless checkpoint": "test_semantics.test_made_heads_are_the_documented_stream",
     },
