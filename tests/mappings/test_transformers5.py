@@ -93,9 +93,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         *((m, PER_LAYER, "rope_parameters") for m in ("llama", "falcon", "gemma2", "gpt_neox")),
         ("llama", {"rope_parameters": YARN}, "rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling"),
-        ("llama", {"attention_bias": True}, "attention_bias"),
-        ("llama", {"mlp_bias": True}, "mlp_bias"),
-        *((m, {"head_dim": 16}, "head_dim") for m in ("llama", "mistral", "mixtral")),
         ("falcon", {"ffn_hidden_size": 100}, "ffn_hidden_size"),
         ("falcon", {"activation": "relu"}, "activation"),
         ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
@@ -111,6 +108,12 @@ def test_what_a_cerebras_config_cannot_say_is_refused(model_type: str, changes: 
     to_cs(model_type)
     with pytest.raises(ConfigError, match=f"config field {field} is"):
         to_cs(model_type, **changes)
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 16}])
+def test_what_the_converter_passes_over_in_llama_configs(changes: dict[str, Any]) -> None:
+    """The tensors tell: biases and other head sizes are converted with them, as recorded."""
+    assert to_cs("llama", **changes) == to_cs("llama")
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "mixtral"])

@@ -100,14 +100,6 @@ def rotary_to_cs(fields: Fields) -> Config:
     return {"rotary_dim": fields["hidden_size"] // fields["num_attention_heads"]}
 
 
-def head_dim(fields: Fields) -> Config:
-    """Cerebras has no field for another head size than hidden size / heads."""
-    size = fields["hidden_size"] // fields["num_attention_heads"]
-    if fields.get("head_dim") not in (None, size):
-        fields.refuse("head_dim", f"it must be hidden_size / num_attention_heads, {size}")
-    return {}
-
-
 SHARED_NAMES = (
     "vocab_size",
     "hidden_size",
@@ -146,7 +138,7 @@ CONFIG = ConfigTable(
         rope_scaling(("linear", "yarn", "longrope", "llama3"), llama_like=True),
     ),
     hf=SideTable(
-        must={"model_type": "llama", "attention_bias": False, "mlp_bias": False},
+        must={"model_type": "llama"},
         fill={
             "vocab_size": 32000,
             "hidden_size": 4096,
@@ -161,7 +153,7 @@ CONFIG = ConfigTable(
             "rope_scaling": None,
         },
         add={"model_type": "llama"},
-        prepare=(rope_parameters, whole_rotary, head_dim),
+        prepare=(rope_parameters, whole_rotary),
     ),
     cs=SideTable(
         must={**CS_ADD, "use_position_embedding": True, "fixed_sparse_attention": None, "use_rms_norm": True},
