@@ -22,6 +22,7 @@
     │  └─ MissingField                exit 1, EINVAL     a field that the conversion needs is absent
     ├─ ShapeError                     exit 1, EINVAL     a tensor has not the shape that a rule needs
     ├─ UsageError                     exit 2, EINVAL     the request itself makes no sense
+    ├─ WriteError                     exit 4, EIO        an output cannot be written (errno: the system's own)
     └─ MountError                     exit 4, EIO        FUSE or the machine does not play along
        └─ MountRefused                exit 1, EBUSY      nothing to unmount there, or it is in use
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ COMMANDS = {
 }
 """Command to the module that has it as ``command``, in the order of the help page."""
 
-_INTERRUPTED, _NOBODY_READS = 130, 141
-"""Exit codes of a shell command that SIGINT or SIGPIPE ended."""
+_INTERRUPTED, _NOBODY_READS, _TERMINATED = 130, 141, 143
+"""Exit codes of a shell command that SIGINT, SIGPIPE or SIGTERM ended."""
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
+        # Batch systems end jobs with SIGTERM: unwind as for Ctrl-C, so that no half-written file is left.
+        signal.signal(signal.SIGTERM, _terminate)
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -63,8 +66,18 @@ class Commands(click.Group):
         except BrokenPipeError:  # 'ckptfs cat … | head': the reader has what it wanted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise click.exceptions.Exit(_NOBODY_READS) from None
+        except Terminated:
+            raise click.exceptions.Exit(_TERMINATED) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from None
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -40,7 +40,9 @@ _FAMILIES = (
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():
     for _alias in _aliases:
-        FAMILIES[_alias] = replace(FAMILIES[_name], name=_alias, alias_of=_name, notes=f"alias of {_name}")
+        _family = replace(FAMILIES[_name], name=_alias, alias_of=_name, notes=f"alias of {_name}")
+        # The converter writes this one alias's configs under GPT-2's name.
+        FAMILIES[_alias] = replace(_family, cs_name="gpt2") if _alias.startswith("wizardcoder") else _family
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,40 @@ def test_a_refused_config_leaves_nothing(mounter: Mounter, config: str, message:
     assert done.returncode == 1
     assert message in done.stderr
     assert [p.name for p in mounter.folder.iterdir()] == ["params.yaml"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(mounter: Mounter, number: signal.Signals, code: int) -> None:
+    """The command is stopped in the middle of its first file, which is large enough to take a while."""
+    big = mounter.folder / "model.safetensors"
+    with big.open("wb") as out:  # 4 GB of zeros that take no room
+        header = b'{"transformer.wte.weight":{"dtype":"F32","shape":[1000000,1000],"data_offsets":[0,4000000000]}}'
+        out.write(len(header).to_bytes(8, "little") + header)
+        out.truncate(8 + len(header) + 4_000_000_000)
+    out_dir = mounter.folder / "out"
+    config = HERE / "gpt2/hf2cs-untied-fp32/hf/config.json"
+    process = mounter.start(
+        *("-m", "ckptfs", "convert", big, "--model", "gpt2", "--tgt-fmt", "cs-2.9", "--config", config),
+        *("--output-dir", out_dir),
+    )
+    try:
+        wait_for(lambda: out_dir.is_dir() and any(p.stat().st_size > 10_000_000 for p in out_dir.iterdir()))
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+        big.unlink()
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert list(out_dir.iterdir()) == []
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 @pytest.mark.fuse
