@@ -20,7 +20,7 @@ from typing import BinaryIO, NoReturn, TextIO
 from ckptfs import fuse
 from ckptfs.errors import CkptfsError, MountError
 from ckptfs.fuse import MountOptions
-from ckptfs.mounts import WAIT_S, raise_read_ahead, read_ahead_file, resolve, unmount
+from ckptfs.mounts import WAIT_S, mount_at, raise_read_ahead, read_ahead_file, resolve, unmount
 from ckptfs.tree.node import Tree
 
 log = logging.getLogger(__name__)
@@ -139,11 +139,12 @@ def _settle(mountpoint: str, options: MountOptions, on_ready: Callable[[], None]
     try:
         device = os.stat(mountpoint).st_dev
     except OSError as exc:
-        log.error("the mount does not answer: %s", exc)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if mount_at(mountpoint) is not None:  # else it was unmounted meanwhile, and libfuse's handlers are gone
+            log.error("the mount does not answer: %s", exc)
+            os.kill(os.getpid(), signal.SIGTERM)
         return
     try:
-        if options.read_ahead:
+        if options.read_ahead and os.major(device) == 0:  # not the folder below, after a quick unmount
             raise_read_ahead(device, options.read_ahead)
     except OSError as exc:
         kib = options.read_ahead >> 10
