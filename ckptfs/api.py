@@ -196,9 +196,11 @@ def prepare(
     try:
         wanted = tgt_fmt or ("hf" if is_cerebras(source, src_fmt) else "cs-current")
         return plan_view(source, wanted, model=model, config=config, src_fmt=src_fmt, drop=drop_unmatched_keys), None
-    except (UnknownFamily, UsageError):
+    except (UnknownFamily, UsageError) as e:
         if model or src_fmt or tgt_fmt:
             raise
+        if isinstance(e, UnknownFamily) and e.name:
+            return None, f"the checkpoint names a model that is not known here ({e.name}); 'ckptfs list' shows all"
         return None, "nothing in the checkpoint tells its model family; name it with --model and --config"
     except (MappingError, ConfigError, ShapeError) as e:
         return None, str(e)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import ckptfs
-from ckptfs.api import LazyTensor
+from ckptfs.api import LazyTensor, prepare
 from ckptfs.errors import ConfigError, MissingKey, UnknownFamily, UnmatchedKeys, UsageError
 from tests.factories import ArrayTensor
 from tests.golden.cases import HERE
@@ -87,6 +87,16 @@ def test_view_without_what_it_needs() -> None:
             ckptfs.view(checkpoint, model="llama", config={"hidden_size": 3})
         with pytest.raises(ConfigError, match="list of trainers"):
             ckptfs.view(checkpoint, model="llama", config={"trainer": [{}]})
+
+
+def test_a_model_that_is_not_known_is_named(tmp_path: Path) -> None:
+    save_file({"a": ARRAY}, tmp_path / "model.safetensors")
+    for config, named in ({"model_type": "sphinx"}, "sphinx"), ({}, "--model"):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with ckptfs.open(tmp_path) as checkpoint:
+            view, reason = prepare(checkpoint.source)
+        assert view is None
+        assert named in (reason or "")
 
 
 def test_unreadable_configs(tmp_path: Path) -> None:
