@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "errors": [],
     "dtypes": [],
     "cache": BASE,
+    "formats.h5_graph": [*BASE, "formats.source", "tensors.elementwise"],  # a reader that has to compute
     "formats*": [*BASE, "cache", "formats*"],
     "tensors*": [*BASE, "cache", "tensors*", "formats.source", "formats.spans"],
     "mappings*": [*BASE, "tensors*", "mappings*", "formats.source"],

@@ -30,14 +30,15 @@ _BYTES_A_SECOND = 256 << 10
 its data, take the walker two seconds."""
 _NEW = ("dtypes", "is_bfloat16", "__BYTES__")
 _OLD = ("__H5_TYPE__", "is_none", "is_string", "is_scalar", "is_constructible", "string_value", "string_val")
-_OLD_DEFERRED = ("object_value", "key", "link_to_self", "filepath", "shape", "dtype", "fill_value")
+_OLD_DEFERRED = ("object_value", "key", "link_to_self", "filepath", "shape", "dtype", "fill_value", "jit_graph")
 ATTRIBUTES = frozenset({*_NEW, *_OLD, *_OLD_DEFERRED})
 """Attributes of datasets that are reported: those that the reference ranks above the key's JSON, and all that
 formats before 0.5 say about a dataset."""
 FILE_ATTRIBUTES = frozenset({"__spec__", "__version__", "__cstorch_version__", "__SUCCESS__"})
 SUFFIX = ".__metadata__"
-_DROPPED = ("rtfx_dtypes", "compressed", "jit_graph", "__NUMPY__", "__TORCH__", "__NONE__", "__BYTES__")
+_DROPPED = ("rtfx_dtypes", "compressed", "__NUMPY__", "__TORCH__", "__NONE__", "__BYTES__")
 _PICKLE_PREFIX = 4096
+_MAX_GRAPH = 4096
 _MAX_VALUES = 100_000
 """Containers and commas in the JSON of one key, which describes one value."""
 
@@ -196,6 +197,8 @@ def _key_metadata(text: Any) -> Any:
         for value in fields.values():
             for dropped in _DROPPED:
                 value.pop(dropped, None)
+            if len(value.get("jit_graph", "")) > _MAX_GRAPH:
+                del value["jit_graph"]
         return [names, fields]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return f"its metadata are no usable JSON ({type(error).__name__})"

@@ -11,6 +11,7 @@ import numpy as np
 from ckptfs.cache import TileCache
 from ckptfs.dtypes import DTYPES, DType
 from ckptfs.errors import SourceError
+from ckptfs.formats.h5_graph import REFUSAL, simple
 from ckptfs.formats.h5_index import H5Object, Index
 from ckptfs.formats.h5_tensors import ConstantTensor, make_tensor, stored_as, stored_dtype
 from ckptfs.formats.raw import checked_shape
@@ -53,7 +54,7 @@ def _item(reading: Reading, key: str) -> Item:
         names, fields = found
         outer = {f["__TYPE__"] for name, f in fields.items() if name not in names}
         if "DeferredGraphTensor" in outer:
-            return refused(key, "is a TorchScript graph, which would have to be run", "DeferredGraphTensor")
+            return _graph_item(reading, key, names, fields)
         if len(names) != 1:
             return refused(key, f"is stored as {len(names)} values")
         return value_item(reading, key, names[0], fields[names[0]])
@@ -61,6 +62,16 @@ def _item(reading: Reading, key: str) -> Item:
         return refused(key, f"its metadata are broken ({type(error).__name__}: {error})")
     except SourceError as error:
         return refused(key, str(error).removeprefix(f"{reading.index.file.path}: "))
+
+
+def _graph_item(reading: Reading, key: str, names: list[str], fields: Mapping[str, Fields]) -> Item:
+    """A tensor that is computed from stored ones: shown where the computation is a simple one."""
+    said = next(f for name, f in fields.items() if name not in names)
+    argument = value_item(reading, key, names[0], fields[names[0]]).tensor if len(names) == 1 else None
+    made = simple(said.get("jit_graph"), argument)
+    if made is None or list(made.shape) != said["shape"] or f"torch.{made.dtype.name}" != said["dtype"]:
+        return refused(key, REFUSAL, "DeferredGraphTensor")
+    return Item(key, "tensor", tensor=made)
 
 
 def value_item(reading: Reading, key: str, name: str, fields: Fields) -> Item:

@@ -14,7 +14,7 @@ DeferredH5Tensor                                null; ``key`` in this file (``li
 StoredTensorH5Type                              the same when it has a ``key``, otherwise an array
 DeferredFileTensor, StoredApplianceTensorH5Type null; ``filepath``, ``shape``, ``dtype`` (a pickle in hexadecimal)
 DeferredFullTensor, FullTensorH5Type            0-d, gives the type; ``shape``, ``fill_value``
-DeferredGraphTensor                             TorchScript: refused
+DeferredGraphTensor                             TorchScript: simple ones worked out, others refused
 ==============================================  ==================================================================
 
 Without that attribute (1.7, 1.8), in this order: ``filepath``, ``is_constructible``, ``is_none``, ``is_string`` with
@@ -30,6 +30,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from ckptfs.errors import SourceError
+from ckptfs.formats.h5_graph import REFUSAL, simple
 from ckptfs.formats.h5_index import H5Object, Index
 from ckptfs.formats.h5_items import Reading, array_dtype, constant_item, refused, scalar_item, tied
 from ckptfs.formats.h5_tensors import make_tensor, stored_dtype
@@ -209,7 +210,14 @@ def _stored(entry: _Entry) -> Item:
 
 
 def _graph(entry: _Entry) -> Item:
-    return refused(entry.key, "is a TorchScript graph, which would have to be run", "DeferredGraphTensor")
+    """The only argument of a simple graph is a dataset of its own, which the spec does not name."""
+    said, first = entry.found.attributes, f"__{entry.name}.arg_"
+    alone = entry.reading.index.get(f"{first}1") is None
+    argument = _stored_item(entry.reading, entry.key, f"{first}0", entry.version) if alone else None
+    made = simple(said.get("jit_graph"), argument.tensor if argument else None)
+    if made is None or list(made.shape) != said.get("shape"):
+        return refused(entry.key, REFUSAL, "DeferredGraphTensor")
+    return Item(entry.key, "tensor", tensor=made)
 
 
 _MAKERS: Mapping[str, Callable[[_Entry], Item]] = {

@@ -25,7 +25,6 @@ from tests.formats.legacy_specs import leaf, spec_hex, tree
 from tests.formats.test_h5_fixtures import check
 
 LEGACY = DATA / "legacy"
-GRAPHS = {"v04_graph"}
 FILE = "DeferredFileTensor"
 FLOAT32 = b"\x80\x04\x8c\x05torch\x8c\x07float32\x93.".hex()
 
@@ -69,11 +68,7 @@ def test_recorded_values(path: Path) -> None:
     if source.tree is not None:
         assert list(source.items) == list(flat)
     for key, want in flat.items():
-        if path.stem in GRAPHS:
-            assert source.items[key].class_name == "DeferredGraphTensor"
-            assert "TorchScript" in str(source.items[key].reason)
-        else:
-            check(source.items[key], want)
+        check(source.items[key], want)
     source.close()
 
 
