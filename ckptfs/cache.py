@@ -22,9 +22,8 @@ class TileCache:
     """Decoded tiles (numpy arrays), least recently used out first, at most *budget* bytes in all.
 
     Holds what is dear to make again: decompressed HDF5 chunks, transposed tiles. The unit is one array under one
-    hashable key. An entry leaves when the budget is short, or at once when its last byte has been handed to a
-    sequential reader (`drop`). Tiles are made outside the lock; two threads that want the same tile make it once:
-    the second waits. A tile larger than the budget is made, returned and not kept.
+    hashable key; an entry leaves when the budget is short. Tiles are made outside the lock; two threads that want the
+    same tile make it once: the second waits. A tile larger than the budget is made, returned and not kept.
     """
 
     def __init__(self, budget: int = DEFAULT_CACHE_BYTES) -> None:
@@ -59,13 +58,6 @@ class TileCache:
             with self._lock:
                 del self._making[key]
             event.set()
-
-    def drop(self, key: Hashable) -> None:
-        """Forget the tile under *key*, if it is there."""
-        with self._lock:
-            tile = self._tiles.pop(key, None)
-            if tile is not None:
-                self.nbytes -= tile.nbytes
 
     def _keep(self, key: Hashable, tile: _Array) -> None:
         if tile.nbytes > self.budget:

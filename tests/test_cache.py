@@ -34,14 +34,6 @@ def test_a_tile_over_budget_is_made_and_not_kept() -> None:
     assert cache.nbytes == 0
 
 
-def test_drop() -> None:
-    cache = TileCache(100)
-    cache.get("a", lambda: tile(60))
-    cache.drop("a")
-    cache.drop("a")
-    assert cache.nbytes == 0
-
-
 def test_many_threads_make_a_tile_once() -> None:
     cache = TileCache(1000)
     made = []
