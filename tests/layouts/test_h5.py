@@ -28,8 +28,16 @@ from tests.layouts.reading import content
 V05 = Path(__file__).parent.parent / "data" / "v05"
 SAME = ("dtypes", "empty", "keys", "scalars", "shapes", "tied", "toplevel_list", "toplevel_tuple", "trainer_like")
 """Files of the real writer that hold nothing but values, and so have one way to be written."""
-HELD = (*SAME, "containers", "deferred_file_link", "deferred_full", "deferred_safetensor", "ext_link_subdir")
-REFUSED = ("objects", "deferred_graph", "ext_base")
+HELD = (
+    *SAME,
+    "containers",
+    "deferred_file_link",
+    "deferred_full",
+    "deferred_graph",
+    "deferred_safetensor",
+    "ext_link_subdir",
+)
+REFUSED = ("objects", "ext_base")
 TENSORS = ("bool", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32")
 ARRAYS = (*TENSORS, "float64", "int8", "complex64", "complex128")
 
