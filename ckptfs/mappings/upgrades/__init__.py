@@ -1,0 +1,1 @@
+"""Steps between Cerebras releases: configs, tensors and the rest of the state."""
