@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ckptfs.mappings.config import ConfigTable
-from ckptfs.mappings.formats import CURRENT, Release
+from ckptfs.mappings.formats import CURRENT, Format, Release
 from ckptfs.mappings.table import Table
 
 
@@ -27,6 +27,8 @@ class Family:
     """The transformers class that loads the result."""
     since: Release = (2, 1)
     until: Release = CURRENT
+    variant: str = ""
+    """The variant of the Cerebras formats, such as ``dpo``; empty for the usual layout."""
     mup: Literal["fold", "refuse", "own"] = "refuse"
     """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself."""
     mup_since: Release = (0, 0)
@@ -40,9 +42,10 @@ class Family:
     alias_of: str = ""
     """The name of the family that this one is another name of."""
 
-    def covers(self, release: Release) -> bool:
-        """Whether this layout is the one of that Cerebras release."""
-        return self.since <= release <= self.until
+    def covers(self, cerebras: Format) -> bool:
+        """Whether this layout is the one of that Cerebras format."""
+        release = cerebras.release
+        return release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
 
     def hf_config(self, values: Mapping[str, Any]) -> ConfigTable:
         """The table for this kind of ``config.json``."""
@@ -50,4 +53,8 @@ class Family:
 
     def known(self) -> str:
         """The formats that are connected, for messages."""
-        return "hf <-> cs-{}.{} … cs-{}.{}".format(*self.since, *self.until)
+        return f"hf <-> {self.span()}"
+
+    def span(self) -> str:
+        """The first and the last Cerebras format that this family holds for."""
+        return f"{Format(self.since, self.variant).name} … {Format(self.until, self.variant).name}"

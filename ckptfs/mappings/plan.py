@@ -148,8 +148,7 @@ def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[st
 
 def check_path(family: Family, src: Format, tgt: Format) -> None:
     """`NoPath` unless one of the formats is hf and the family holds for the release of the other."""
-    release = src.release or tgt.release
-    if (src == HF) == (tgt == HF) or release is None or not family.covers(release):
+    if (src == HF) == (tgt == HF) or not family.covers(tgt if src == HF else src):
         raise NoPath(family.name, src.name, tgt.name, family.known())
 
 

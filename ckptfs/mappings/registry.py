@@ -79,9 +79,7 @@ def by_hf_type(model_type: str) -> list[Family]:
 def entries(model: str | None = None) -> list[Entry]:
     """All names with their formats, or those of one model."""
     chosen = [family(model)] if model else list(FAMILIES.values())
-    return [
-        Entry(f.name, "hf", "cs-{}.{} … cs-{}.{}".format(*f.since, *f.until), f.architecture, f.notes) for f in chosen
-    ]
+    return [Entry(f.name, "hf", f.span(), f.architecture, f.notes) for f in chosen]
 
 
 def describe(name: str) -> dict[str, Any]:
