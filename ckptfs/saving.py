@@ -47,11 +47,24 @@ def save(
     if compress not in (None, "lz4"):
         raise UsageError(f"compress={compress!r} is not known: take None or 'lz4'")
     nested = _of_source(state.source) if isinstance(state, Checkpoint) else state_tree(state, _leaf)
+    save_state(nested, path, compress=compress, force=force, release=release, progress=progress)
+
+
+def save_state(
+    state: State,
+    path: PathLike,
+    *,
+    compress: str | None = None,
+    force: bool = False,
+    release: str = RELEASE,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """As `save`, for a tree whose items are made."""
     if compress is None:
-        write_file(mdl_file(nested, release=release), path, force=force, progress=progress)
+        write_file(mdl_file(state, release=release), path, force=force, progress=progress)
         return
     with new_file(path, force=force) as output:
-        write_lz4(nested, output.write_at, release=release, progress=progress)
+        write_lz4(state, output.write_at, release=release, progress=progress)
 
 
 def _of_source(source: Source) -> State:

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "api": [*EVERYTHING_BELOW, "tree*"],
     "convert": [*EVERYTHING_BELOW, "tree*", "write"],
     "write": ["errors", "layouts.extent"],
+    "dataiter": EVERYTHING_BELOW,
     "loading": [*EVERYTHING_BELOW, "api"],
     "saving": [*EVERYTHING_BELOW, "api", "write"],
     "fuse": ["errors", "tree*", "layouts.extent"],

@@ -22,6 +22,7 @@ COMMANDS = {
     "convert": "ckptfs.cli.convert",
     "convert-config": "ckptfs.cli.convert_config",
     "fold-lora": "ckptfs.cli.fold_lora",
+    "convert-data-iter-state": "ckptfs.cli.convert_data_iter_state",
     "info": "ckptfs.cli.info",
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",
