@@ -253,7 +253,7 @@ def convert_config(
     family = _families(model, config, {}, src != HF)[0]
     plan.check_path(family, src, tgt)
     if tgt == HF:
-        return plan.hf_config(family, config)[0], tgt.name
+        return plan.hf_config(family, config, src)[0], tgt.name
     return plan.cs_config(family, config, tgt), tgt.name
 
 

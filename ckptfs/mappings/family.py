@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ckptfs.mappings.config import ConfigTable
 from ckptfs.mappings.formats import CURRENT, Format, Release
+from ckptfs.mappings.passes.mup import DECODER, Rules
 from ckptfs.mappings.table import Table
 
 
@@ -33,6 +34,8 @@ class Family:
     """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself."""
     mup_since: Release = (0, 0)
     """First release whose muP checkpoints can be folded."""
+    mup_rules: Rules = DECODER
+    """Which keys take which multipliers when muP is folded."""
     flavours: tuple[tuple[Callable[[Mapping[str, Any]], bool], ConfigTable], ...] = ()
     """Older kinds of ``config.json``, each with what tells it; they are read, and *config* is written."""
     cs_prefix: bool = True

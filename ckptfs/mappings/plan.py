@@ -59,13 +59,11 @@ def make_view(
 
 def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Format, drop_unmatched: bool) -> View:
     config, held, warnings = without_lora(family.name, config, model_state(source))
-    model, how = _unfolded(family, config)
-    hf, cs = hf_config(family, config)
+    model, how = _unfolded(family, config, src)
+    hf, cs = hf_config(family, config, src)
     state = {_strip(k, family): t for k, t in held.items()}
     if how:
-        if family.mup != "fold" or (src.release or CURRENT) < family.mup_since:
-            raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
-        state = mup.fold_tensors(family.name, model, how, state)
+        state = mup.fold_tensors(family.name, family.mup_rules, model, how, state)
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "cs", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
@@ -85,23 +83,28 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
     return View(family.name, "hf", tgt.name, tensors, whole, dropped, made)
 
 
-def hf_config(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``config.json`` for a whole Cerebras config, and the ``model`` section that it was made from, filled.
+def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``config.json`` for a whole Cerebras config of release *src*, and the filled ``model`` section it was made from.
 
-    muP fields are taken out first; whether the tensors can follow is a question of the checkpoint.
+    muP fields are taken out first, and refused where the tensors could not follow.
     """
-    model, how = _unfolded(family, config)
-    cs = family.config.source(family.name, mup.fold_config(model, how) if how else model, "cs")
+    model, how = _unfolded(family, config, src)
+    if how:
+        model = mup.fold_config(family.name, family.mup_rules, model, how)
+    cs = family.config.source(family.name, model, "cs")
     hf = family.config.convert(family.name, cs, "hf")
     _half_precision_to_hf(config, hf)
     hf.setdefault("architectures", [family.architecture])
     return hf, cs
 
 
-def _unfolded(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+def _unfolded(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], mup.Style | None]:
     """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
     model = bring_in(model_section(config), config, family.config.outside)
-    return model, None if family.mup == "own" else mup.style(family.name, model)
+    how = None if family.mup == "own" else mup.style(family.name, model)
+    if how and (family.mup != "fold" or (src.release or CURRENT) < family.mup_since):
+        raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
+    return model, how
 
 
 def fold_lora(
