@@ -7,7 +7,7 @@ stood, keys that a rule makes follow it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptfs.errors import MappingError, MissingKeys, ShapeError, UnmatchedKeys
 from ckptfs.formats.source import Tensor
@@ -33,6 +33,8 @@ def convert_tensors(
     unmatched: list[str] = []
     for key, tensor in state.items():
         found = table.claim(frm, key, context)
+        if found is not None and found[0].second:
+            found = _read_as_first(frm, *found, state), found[1]
         if found is None:
             unmatched.append(key)
         elif found[0].index is None or not found[0].rule.side(to):
@@ -45,6 +47,7 @@ def convert_tensors(
         )
     result: dict[str, Tensor] = {}
     behind: dict[str, Tensor] = {}
+    shared: dict[str, tuple[str, Tensor]] = {}
     made: list[str] = []
     for group in groups.values():
         tensors = _apply(group, frm, to, context)
@@ -53,9 +56,20 @@ def convert_tensors(
             tensor_made = extra.make(context, next(iter(tensors.values())))
             if tensor_made is not None:
                 name = extra.template.format(group.fields)
+                if extra.there:
+                    shared[name] = (extra.there, tensor_made)
+                    continue
                 (behind if extra.last else result)[name] = tensor_made
                 made.append(name)
+    behind |= {name: t for name, (there, t) in shared.items() if there == "replace" or name not in result}
+    made += [name for name in behind if name in shared]
     return result | behind, tuple(dropped + unmatched), tuple(made)
+
+
+def _read_as_first(frm: Side, claim: Claim, fields: Mapping[str, int | str], state: Mapping[str, Tensor]) -> Claim:
+    """The claim on a second copy, or that on the rule's own key if *state* lacks it."""
+    own = (*claim.rule.side(frm)[:1], *claim.rule.also(frm))
+    return claim if any(t.format(fields) in state for t in own) else replace(claim, index=0)
 
 
 def _join(

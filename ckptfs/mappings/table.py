@@ -33,15 +33,21 @@ class Context:
 Make: TypeAlias = Callable[[Context, Tensor], Tensor | None]
 """Makes a tensor that only one side has, from the rule's first tensor on that side; None: not in this model."""
 When: TypeAlias = Callable[[Context], bool]
+There: TypeAlias = Literal["", "keep", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A key that only one side has. *last*: it stands at the end of the result, not behind its rule's keys."""
+    """A key that only one side has. *last*: it stands at the end of the result, not behind its rule's keys.
+
+    *there* is for keys that other rules may write too: keep what they wrote, or replace it in its place. Such an
+    extra has no claim on the key when it is read, and stands at the end where nobody else wrote it.
+    """
 
     template: Template
     make: Make
     last: bool = False
+    there: There = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rule's interest in a key: template number *index* of its side, None for a key that is dropped."""
+    """A rule's interest in a key: template number *index* of its side, None for a key that is dropped.
+
+    *second* marks the key of a second copy: it is read where the rule's own key is missing.
+    """
 
     rule: Rule
     template: Template
     index: int | None
+    second: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,8 @@ def _claims_of(rule: Rule, side: Side) -> Iterable[Claim]:
     for index, template in enumerate(rule.also(side)):
         yield Claim(rule, template, index)
     for extra in rule.makes(side):
-        yield Claim(rule, extra.template, None)
+        if not extra.there:
+            yield Claim(rule, extra.template, None, extra.make is copy)
 
 
 def _check_fields(rule: Rule) -> None:
@@ -180,14 +191,14 @@ def cs_only(*keys: str) -> list[Rule]:
     return [Rule((), (Template(key),)) for key in keys]
 
 
-def making_cs(rule: Rule, makes: Mapping[str, Make], *, last: bool = False) -> Rule:
+def making_cs(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
     """*rule*, which besides its own keys writes these on the Cerebras side (and drops them when they are met there)."""
-    return replace(rule, cs_makes=rule.cs_makes + _makes(makes, last))
+    return replace(rule, cs_makes=rule.cs_makes + _makes(makes, last, there))
 
 
-def making_hf(rule: Rule, makes: Mapping[str, Make], *, last: bool = False) -> Rule:
+def making_hf(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
     """*rule*, which besides its own keys writes these on the Hugging Face side (and drops them there)."""
-    return replace(rule, hf_makes=rule.hf_makes + _makes(makes, last))
+    return replace(rule, hf_makes=rule.hf_makes + _makes(makes, last, there))
 
 
 def only_when(when: When, *rules: Rule) -> list[Rule]:
@@ -212,7 +223,7 @@ def under(hf: str, cs: str, rules: Iterable[Rule]) -> list[Rule]:
 
 
 def copy(context: Context, tensor: Tensor) -> Tensor:
-    """A `Make` that gives the same tensor again under a second name."""
+    """A `Make` that gives the same tensor again under a second name; read where the first is missing."""
     return tensor
 
 
@@ -220,5 +231,5 @@ def _all(texts: Iterable[str]) -> tuple[Template, ...]:
     return tuple(Template(text) for text in texts)
 
 
-def _makes(makes: Mapping[str, Make], last: bool) -> tuple[Extra, ...]:
-    return tuple(Extra(Template(text), make, last) for text, make in makes.items())
+def _makes(makes: Mapping[str, Make], last: bool, there: There) -> tuple[Extra, ...]:
+    return tuple(Extra(Template(text), make, last, there) for text, make in makes.items())

@@ -56,6 +56,11 @@ def constant(name: str, values: npt.ArrayLike) -> Tensor:
     return Made(kind, array.shape, lambda start, stop: flat[start:stop])
 
 
+def numbered(size: int) -> Tensor:
+    """int64 0 … size - 1, shape (1, size): the ``position_ids`` buffer of BERT models."""
+    return Made(dtype("int64"), (1, size), lambda start, stop: np.arange(start, stop))
+
+
 def causal_mask(size: int) -> Tensor:
     """uint8 ones on and below the diagonal, shape (1, 1, size, size): the ``attn.bias`` buffer of GPT-2 models."""
 

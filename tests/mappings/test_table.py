@@ -131,6 +131,35 @@ def test_copies_made_and_one_sided_keys_are_dropped_on_the_way_back() -> None:
     ]
 
 
+def test_a_second_copy_is_read_where_the_first_is_missing() -> None:
+    first, second = array(3), array(3) + 3
+    found = convert({"ln_f.bias": second, "decoder.norm.weight": first}, "hf")
+    assert list(found) == ["norm.bias", "norm.weight"]
+    np.testing.assert_array_equal(found["norm.bias"], second)
+    found = convert({"ln_f.bias": second, "decoder.norm.bias": first}, "hf")
+    np.testing.assert_array_equal(found["norm.bias"], first)
+
+
+def test_made_keys_that_other_rules_write_too() -> None:
+    table = Table(
+        (
+            making_cs(same("a", "A"), {"B": lambda c, t: filled("float32", (), 7.0)}, there="keep"),
+            making_cs(same("c", "C"), {"D": lambda c, t: filled("float32", (), 8.0)}, there="replace"),
+            same("b", "B"),
+            same("d", "D"),
+        )
+    )
+    source = {key: ArrayTensor(np.float32(n)) for n, key in enumerate("dacb")}
+    found, _, made = convert_tensors(table, source, "cs", context())
+    assert [(k, float(to_numpy(t))) for k, t in found.items()] == [("D", 8.0), ("A", 1.0), ("C", 2.0), ("B", 3.0)]
+    assert made == ("D",)
+    alone, _, made = convert_tensors(table, {"a": source["a"]}, "cs", context())
+    assert [(k, float(to_numpy(t))) for k, t in alone.items()] == [("A", 1.0), ("B", 7.0)]
+    assert made == ("B",)
+    back, dropped, _ = convert_tensors(table, alone, "hf", context())
+    assert (list(back), dropped) == (["a", "b"], ())
+
+
 def test_other_names_are_read_and_not_written() -> None:
     cs = convert({"old_head.weight": array(2)}, "cs")
     assert list(cs) == ["lm_head.weight"]
