@@ -6,6 +6,7 @@ Both are bounded, whatever the model's size.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -31,6 +32,9 @@ class TileCache:
         self.nbytes = 0
         self.hits = 0
         self.misses = 0
+        self.evictions = 0
+        self.seconds = 0.0
+        """Spent in making tiles; a tile made of other tiles counts their time, too."""
         self._tiles: OrderedDict[Hashable, _Array] = OrderedDict()
         self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()
@@ -50,12 +54,14 @@ class TileCache:
                     self.misses += 1
                     break
             event.wait()
+        start = time.perf_counter()
         try:
             tile = make()
             self._keep(key, tile)
             return tile
         finally:
             with self._lock:
+                self.seconds += time.perf_counter() - start
                 del self._making[key]
             event.set()
 
@@ -68,6 +74,7 @@ class TileCache:
             while self.nbytes > self.budget:
                 _, old = self._tiles.popitem(last=False)
                 self.nbytes -= old.nbytes
+                self.evictions += 1
 
 
 _shared = TileCache()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfs.errors import CkptfsError, MountError
+from ckptfs.stats import Stats, log_on_signal
 from ckptfs.tree.node import Entry, Folder, Leaf, Link, Tree, stable_ino
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class MountOptions:
     """How long the kernel may keep names and attributes; short for a tree that changes."""
     source_nbytes: int = 0
     """Size that `df` shows."""
+    stats: Stats | None = None
+    """Counts requests, when given; SIGUSR1 logs it."""
     extra: tuple[str, ...] = ()
     """More options for libfuse, such as ``noexec``."""
 
@@ -117,14 +120,19 @@ def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable
         *(a.encode("utf-8", "surrogateescape") for a in _arguments(binding, options)),
         os.fsencode(mountpoint),
     ]
-    operations = _operations(binding, adapter)
-    kept = [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGINT, signal.SIGTERM)]  # libfuse wants them at default
+    operations = _operations(binding, adapter, options.stats)
+    wanted = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}  # libfuse wants them at default
+    if options.stats is not None:
+        log_on_signal(options.stats)
+    else:
+        wanted[signal.SIGUSR1] = signal.SIG_IGN  # else a signal meant for a mount with statistics would kill this one
+    kept = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         code = binding.fuse_main_real(
             len(args), (ctypes.c_char_p * len(args))(*args), ctypes.byref(operations), ctypes.sizeof(operations), None
         )
     finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), kept, strict=True):
+        for number, handler in kept.items():
             signal.signal(number, handler)
     if code and not adapter.started:
         why = _RESULTS.get(code, f"libfuse ended with code {code}")
@@ -168,6 +176,8 @@ class Adapter:
     def init(self, conn: Any, config: Any) -> int:
         self.started = True
         options = self._options
+        if options.stats is not None:
+            options.stats.begin()
         limits, wishes = conn.contents, config.contents
         # max_write sets how many pages a request may have, reads included.
         limits.max_write = limits.max_read = options.request
@@ -201,8 +211,8 @@ class Adapter:
         if not isinstance(entry, Leaf):
             raise OSError(errno.EISDIR if isinstance(entry, Folder) else errno.ELOOP, "not a file")
         info.keep_cache = 1
-        info.direct_io = 1 if info.flags & os.O_DIRECT else 0
-        info.fh = self._keep(entry.file.read_into)
+        info.direct_io = 1 if entry.live or info.flags & os.O_DIRECT else 0
+        info.fh = self._keep((entry.live() if entry.live else entry.file).read_into)
         return 0
 
     def read(self, path: bytes, out: Any, size: int, offset: int, fi: Any) -> int:
@@ -317,13 +327,16 @@ def _reply(value: bytes, out: Any, size: int) -> int:
     return len(value)
 
 
-def _operations(binding: Any, adapter: Adapter) -> Any:
+def _operations(binding: Any, adapter: Adapter, stats: Stats | None) -> Any:
     """libfuse's table of callbacks. What the adapter lacks stays empty: the kernel then does it by itself (locks)."""
     operations = binding.fuse_operations()
     for name, prototype in binding.fuse_operations._fields_:
         method = getattr(adapter, name, None)
         if method is not None:
-            setattr(operations, name, prototype(_answering(method)))
+            answer = _answering(method)
+            if stats is not None and name != "init":
+                answer = stats.counted(name, answer)
+            setattr(operations, name, prototype(answer))
     return operations
 
 

@@ -14,6 +14,7 @@ from ckptfs.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptfs.fuse import MountOptions
+    from ckptfs.stats import Stats
     from ckptfs.tree.node import Entry, Tree
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -44,6 +45,7 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
     help=f"Mount options: {', '.join(sorted(_FLAGS))}, max_read=SIZE.",
 )
 @click.option("-f", "--foreground", is_flag=True, help="Stay; Ctrl-C unmounts.")
+@click.option("--stats", is_flag=True, help="Count requests: .ckptfs/stats.json in the mount; SIGUSR1 logs it.")
 @click.option("--log-file", type=click.Path(), metavar="FILE", help="Log of the daemon.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 @reading_options
@@ -55,6 +57,7 @@ def command(source: str, mountpoint: str, **options: Any) -> None:
     from ckptfs import daemon, fuse
     from ckptfs.cli.opening import opened
     from ckptfs.mounts import check_mountpoint
+    from ckptfs.stats import Stats, with_stats
 
     gc.disable()  # what is made until the mount answers stays as long as the mount
     flags = fuse_flags(options["fuse_options"])
@@ -64,14 +67,20 @@ def command(source: str, mountpoint: str, **options: Any) -> None:
         tree, reason = _tree(src, options)
         gc.freeze()
         gc.enable()
-        mount_options = _mount_options(options, flags, src.nbytes)
+        stats = Stats() if options["stats"] else None
+        mount_options = _mount_options(options, flags, src.nbytes, stats)
+        shown = tree if stats is None else with_stats(tree, stats)
         logging = {"log_file": options["log_file"], "log_level": options["log_level"]}
         if options["foreground"]:
             daemon.mount_in_foreground(
-                tree, path, mount_options, on_ready=lambda: _announce(source, mountpoint, tree, reason, None), **logging
+                shown,
+                path,
+                mount_options,
+                on_ready=lambda: _announce(source, mountpoint, tree, reason, None),
+                **logging,
             )
         else:
-            log_file = daemon.mount_in_background(tree, path, mount_options, **logging)
+            log_file = daemon.mount_in_background(shown, path, mount_options, **logging)
             _announce(source, mountpoint, tree, reason, log_file)
 
 
@@ -118,7 +127,9 @@ def _tokenizer(source: Any, folder: str | None, *, cs: bool) -> dict[str, Entry]
     return {**small_files(folder, source.fds)}
 
 
-def _mount_options(options: dict[str, Any], flags: dict[str, str], source_nbytes: int) -> MountOptions:
+def _mount_options(
+    options: dict[str, Any], flags: dict[str, str], source_nbytes: int, stats: Stats | None
+) -> MountOptions:
     from ckptfs.fuse import MountOptions
 
     given = {n: options[n] for n in ("threads", "uid", "gid", "umask", "read_ahead") if options[n] is not None}
@@ -127,6 +138,7 @@ def _mount_options(options: dict[str, Any], flags: dict[str, str], source_nbytes
     return MountOptions(
         allow_other=options["allow_other"] or "allow_other" in flags,
         source_nbytes=source_nbytes,
+        stats=stats,
         extra=tuple(name for name in ("noexec", "noatime") if name in flags),
         **given,
     )

@@ -15,11 +15,15 @@ from ckptfs.layouts.extent import File
 
 @dataclass(slots=True)
 class Leaf:
-    """A regular file. *xattrs* are names such as ``user.dtype`` with their values."""
+    """A regular file. *xattrs* are names such as ``user.dtype`` with their values.
+
+    A *live* file has new content at each open, of the size of *file*, and is never cached.
+    """
 
     file: File
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
     ino: int = 0
+    live: Callable[[], File] | None = None
 
     @property
     def size(self) -> int:

@@ -28,6 +28,15 @@ def code(cell: str) -> str:
 
 
 ELSEWHERE: dict[str, dict[str, str]] = {
+    "Statistics": {
+        **dict.fromkeys(("`uptime_s`", "`memory`", "`threads`"), "test_stats.test_the_page_names_every_field"),
+        **dict.fromkeys(
+            ("`requests`", "`read_sizes`", "`replied_bytes`", "`source_bytes`", "`read_amplification`", "`read_s`"),
+            "test_stats.test_reads_are_counted_exactly",
+        ),
+        "`errors`": "test_stats.test_errors_are_counted_by_name",
+        "`cache`": "test_stats.test_the_cache_tells_what_it_did",
+    },
     "Attributes": {"inode number": "test_attributes.test_inode_numbers_differ_and_outlive_the_mount"},
     "System calls": {"every change": "test_read_only.test_changes_are_refused"},
     "When the source changes": {
@@ -49,6 +58,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "Beginning and end": {
         "`ckptfs mount` returns": "test_life.test_mounting_returns_when_the_mount_answers",
         "`SIGINT`, `SIGTERM` or `SIGHUP` to the daemon": "test_life.test_signals_unmount_in_the_foreground",
+        "`SIGUSR1` to the daemon": "test_stats.test_a_signal_logs_them_or_does_nothing",
         "a signal while a file is open": "test_life.test_a_signal_ends_the_daemon_while_a_file_is_open",
         "`ckptfs umount`": "test_life.test_unmounting_waits_for_the_end",
         "`ckptfs umount` of a mount in use": "test_life.test_a_busy_mount_names_who_uses_it",
