@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from ckptfs.errors import ShapeError
 from ckptfs.formats.source import Tensor
 from ckptfs.tensors.elementwise import elementwise
@@ -207,6 +209,15 @@ def rope(heads: str | int) -> Op:
             want = f"its rows must be {n} heads of at least {rotary} (an even number of) rotary rows"
             raise ShapeError("rotary projection", (n_rows,), want)
         return rope_pairs(n, n_rows // n, rotary)
+
+    return Rows(order)
+
+
+def first_row_last() -> Op:
+    """The first row <-> the last one; the others keep their order."""
+
+    def order(dims: Dims, n_rows: int) -> Order:
+        return np.roll(np.arange(n_rows), -1)
 
     return Rows(order)
 

@@ -21,6 +21,7 @@ from ckptfs.mappings.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL,
 from ckptfs.mappings.families.mpt import MPT, MPT_HEADLESS
 from ckptfs.mappings.families.santacoder import SANTACODER, SANTACODER_HEADLESS
 from ckptfs.mappings.families.starcoder import STARCODER, STARCODER_HEADLESS
+from ckptfs.mappings.families.vit import CLIP_VIT, VIT, VIT_HEADLESS
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import SIDES
 
@@ -36,6 +37,7 @@ _FAMILIES = (
     *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
     *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
+    *(VIT, VIT_HEADLESS, CLIP_VIT),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():

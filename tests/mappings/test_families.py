@@ -17,7 +17,7 @@ from ckptfs.mappings import registry
 from ckptfs.mappings.config import OneOf
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.matching import convert_tensors
-from ckptfs.mappings.ops import Cut, Stack, Transpose
+from ckptfs.mappings.ops import Cut, Reshape, Stack, Transpose
 from ckptfs.mappings.table import SIDES, Context, Rule, Side
 from ckptfs.mappings.template import PARAMS
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy
@@ -25,12 +25,13 @@ from tests.factories import ArrayTensor
 
 DIMS = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6}
 HF = {"n_positions": 9, "max_position_embeddings": 9, "tie_word_embeddings": True, "rotary_emb_base": 10000}
+CS = {"num_classes": 5}
 FAMILIES = [f for f in registry.FAMILIES.values() if not f.notes.startswith("alias")]
 RNG = np.random.default_rng(3)
 
 
 def context(family: Family) -> Context:
-    return Context(family.name, DIMS, HF, {})
+    return Context(family.name, DIMS, HF, CS)
 
 
 def applies(rule: Rule, family: Family) -> bool:
@@ -65,7 +66,12 @@ def state_of(family: Family, side: Side) -> dict[str, Tensor]:
 
 
 def shape_of(rule: Rule, side: Side, index: int, key: str) -> tuple[int, ...]:
-    """24 rows a share of a packed tensor, 96 rows otherwise, 24 columns; 6 for the norm of a head."""
+    """24 rows a share of a packed tensor, 96 rows otherwise, 24 columns; 6 for the norm of a head; 1 for added axes."""
+    added = next((op.hf_ones for op in rule.ops if isinstance(op, Reshape)), 0) if side == "hf" else 0
+    return (*(1,) * added, *flat_shape(rule, side, index, key))
+
+
+def flat_shape(rule: Rule, side: Side, index: int, key: str) -> tuple[int, ...]:
     if ".q_norm" in key or ".k_norm" in key:
         return (6,)
     cut = next((op for op in rule.ops if isinstance(op, Cut)), None)

@@ -50,6 +50,11 @@ class Run:
         return found
 
     @property
+    def has_input(self) -> bool:
+        """Some ways back are recorded without their checkpoint, which is what the way there wrote."""
+        return not self.step.get("input") or (self.folder / self.step["input"]).exists()
+
+    @property
     def config(self) -> dict[str, Any]:
         """The config that the run was given; for several components, the configs by component."""
         argv = self.step["argv"]
@@ -92,5 +97,5 @@ def runs(kind: str) -> list[Run]:
         for step in json.loads(path.read_text())["steps"]:
             run = Run(path.parent, step)
             of = "config" if step["argv"][0] == "convert-config" else "hf" if "hf" in (run.src, run.tgt) else "upgrade"
-            found += [run] if of == kind else []
+            found += [run] if of == kind and run.has_input else []
     return found
