@@ -28,13 +28,13 @@ def convert_tensors(
 ) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[str, ...]]:
     """The tensors of the other side, the source keys that were dropped, and the target keys that were made."""
     frm: Side = "cs" if to == "hf" else "hf"
+    state = table.completed(frm, state, context)
+    context = replace(context, keys=state.keys())
     groups: dict[object, _Group] = {}
     dropped: list[str] = []
     unmatched: list[str] = []
     for key, tensor in state.items():
         found = table.claim(frm, key, context)
-        if found is not None and found[0].second:
-            found = _read_as_first(frm, *found, state), found[1]
         if found is None:
             unmatched.append(key)
         elif found[0].index is None or not found[0].rule.side(to):
@@ -46,30 +46,28 @@ def convert_tensors(
             context.model, [(k, table.nearest(frm, k) if i < 8 else "") for i, k in enumerate(unmatched)]
         )
     result: dict[str, Tensor] = {}
-    behind: dict[str, Tensor] = {}
+    behind: dict[str, tuple[int, Tensor]] = {}
     shared: dict[str, tuple[str, Tensor]] = {}
     made: list[str] = []
     for group in groups.values():
         tensors = _apply(group, frm, to, context)
         result |= tensors
         for extra in group.rule.makes(to):
-            tensor_made = extra.make(context, next(iter(tensors.values())))
+            tensor_made = extra.make(context, list(tensors.values())[extra.of])
             if tensor_made is not None:
                 name = extra.template.format(group.fields)
                 if extra.there:
                     shared[name] = (extra.there, tensor_made)
                     continue
-                (behind if extra.last else result)[name] = tensor_made
+                if extra.last:
+                    behind[name] = (extra.last, tensor_made)
+                else:
+                    result[name] = tensor_made
                 made.append(name)
-    behind |= {name: t for name, (there, t) in shared.items() if there == "replace" or name not in result}
+    behind |= {name: (1, t) for name, (there, t) in shared.items() if there == "replace" or name not in result}
     made += [name for name in behind if name in shared]
-    return result | behind, tuple(dropped + unmatched), tuple(made)
-
-
-def _read_as_first(frm: Side, claim: Claim, fields: Mapping[str, int | str], state: Mapping[str, Tensor]) -> Claim:
-    """The claim on a second copy, or that on the rule's own key if *state* lacks it."""
-    own = (*claim.rule.side(frm)[:1], *claim.rule.also(frm))
-    return claim if any(t.format(fields) in state for t in own) else replace(claim, index=0)
+    result |= {name: t for name, (_, t) in sorted(behind.items(), key=lambda late: late[1][0])}
+    return result, tuple(dropped + unmatched), tuple(dict.fromkeys(made))
 
 
 def _join(
@@ -110,4 +108,5 @@ def _apply(group: _Group, frm: Side, to: Side, context: Context) -> dict[str, Te
     if rule.over is not None and not many:
         template = rule.side(to)[0]
         return {template.format({**group.fields, rule.over: i}): t for i, t in enumerate(tensors)}
-    return {t.format(group.fields): x for t, x in zip(rule.side(to), tensors, strict=True)}
+    written = rule.written(to, context, group.fields)
+    return {t.format(group.fields): x for t, x in zip(written, tensors, strict=True)}

@@ -8,13 +8,13 @@ that family files use.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.ops import Dims, Op
-from ckptfs.mappings.template import Template, blank
+from ckptfs.mappings.template import Fields, Template, blank
 
 Side: TypeAlias = Literal["hf", "cs"]
 SIDES: tuple[Side, Side] = ("hf", "cs")
@@ -28,26 +28,32 @@ class Context:
     dims: Dims
     hf: Mapping[str, Any]
     cs: Mapping[str, Any]
+    keys: Collection[str] = ()
+    """The source's keys; known once the conversion of the tensors has begun."""
 
 
 Make: TypeAlias = Callable[[Context, Tensor], Tensor | None]
-"""Makes a tensor that only one side has, from the rule's first tensor on that side; None: not in this model."""
+"""Makes a tensor that only one side has, from one of the rule's on that side; None: not in this model."""
 When: TypeAlias = Callable[[Context], bool]
+Choice: TypeAlias = Callable[[Context, Fields], int]
+"""Which of a tensor's Hugging Face names is written: 0 for the rule's own, then the others in their order."""
 There: TypeAlias = Literal["", "keep", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A key that only one side has. *last*: it stands at the end of the result, not behind its rule's keys.
+    """A key that only one side has. *last*: 0 stands behind its rule's keys, 1 at the end, 2 behind these, and so on.
 
     *there* is for keys that other rules may write too: keep what they wrote, or replace it in its place. Such an
-    extra has no claim on the key when it is read, and stands at the end where nobody else wrote it.
+    extra has no claim on the key when it is read, and stands at the end where nobody else wrote it. *of* is the number
+    of the rule's tensor that it is made from.
     """
 
     template: Template
     make: Make
-    last: bool = False
+    last: int = 0
     there: There = ""
+    of: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,8 @@ class Rule:
     A side without templates is dropped on the way there and never written. ``hf_makes``/``cs_makes`` are keys that
     exist on that side only: written next to the rule's own when going there, dropped when met coming from there.
     ``hf_also``/``cs_also`` are other names accepted when reading. *over* names a field that runs over the tensors of
-    one group (experts). *when* limits the rule to some configs.
+    one group (experts). *when* limits the rule to some configs. *hf_choice* says which name to write, where that
+    depends on the model; the rule has one Hugging Face tensor then.
     """
 
     hf: tuple[Template, ...]
@@ -69,6 +76,7 @@ class Rule:
     hf_makes: tuple[Extra, ...] = ()
     cs_makes: tuple[Extra, ...] = ()
     when: When | None = None
+    hf_choice: Choice | None = None
 
     def side(self, side: Side) -> tuple[Template, ...]:
         return self.hf if side == "hf" else self.cs
@@ -82,6 +90,12 @@ class Rule:
     def steps(self, to: Side) -> tuple[Op, ...]:
         """The ops that lead to that side."""
         return self.ops if to == "cs" else tuple(op.inverse() for op in reversed(self.ops))
+
+    def written(self, to: Side, context: Context, fields: Fields) -> tuple[Template, ...]:
+        """The templates of that side under which the tensors are written."""
+        if to == "cs" or self.hf_choice is None:
+            return self.side(to)
+        return ((*self.hf, *self.hf_also)[self.hf_choice(context, fields)],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +133,26 @@ class Table:
 
     def claim(self, side: Side, key: str, context: Context) -> tuple[Claim, dict[str, int | str]] | None:
         """The rule that wants *key*, with the key's fields; None when there is none."""
+        return next(self._claims_on(side, key, context), None)
+
+    def completed(self, side: Side, state: Mapping[str, Tensor], context: Context) -> dict[str, Tensor]:
+        """*state* with second copies under the rules' own keys, where *state* lacks these."""
+        result: dict[str, Tensor] = {}
+        for key, tensor in state.items():
+            missing = []
+            for claim, fields in self._claims_on(side, key, context):
+                templates = (*claim.rule.side(side)[:1], *claim.rule.also(side)) if claim.second else ()
+                own = [template.format(fields) for template in templates]
+                missing += [] if any(name in state for name in own) else own[:1]
+            result |= dict.fromkeys(missing or [key], tensor)
+        return result
+
+    def _claims_on(self, side: Side, key: str, context: Context) -> Iterator[tuple[Claim, dict[str, int | str]]]:
         for claim in self._claims[side].get(blank(key), ()):
             if claim.rule.when is None or claim.rule.when(context):
                 fields = claim.template.match(key)
                 if fields is not None:
-                    return claim, fields
-        return None
+                    yield claim, fields
 
     def nearest(self, side: Side, key: str) -> str:
         """The template of that side that looks most like *key*, or an empty string."""
@@ -151,24 +179,40 @@ def _check_fields(rule: Rule) -> None:
 
 
 def _check_unique(side: Side, claims: list[Claim]) -> None:
-    """Two templates with the same blanked form collide unless a literal number tells them apart."""
+    """Two templates with the same blanked form collide unless a number tells them apart.
+
+    Several rules may make one key: it is dropped when met, and the last one writes it.
+    """
     for i, one in enumerate(claims):
         for two in claims[i + 1 :]:
+            if one.index is None and two.index is None:
+                continue
             conditional = one.rule.when or two.rule.when
             if not conditional and one.rule is not two.rule and _overlap(one.template.text, two.template.text):
                 raise ValueError(f"two rules claim the same {side} key: {one.template.text} and {two.template.text}")
 
 
 def _overlap(one: str, two: str) -> bool:
-    return all(a == b or "{" in a or "{" in b for a, b in zip(one.split("."), two.split("."), strict=True))
+    return all(_may_be(a, b) or _may_be(b, a) for a, b in zip(one.split("."), two.split("."), strict=True))
+
+
+def _may_be(template: str, other: str) -> bool:
+    return template == other or ("{" in template and ("{" in other or Template(template).match(other) is not None))
 
 
 # ---------------------------------------------------------------------------------------------------- builders
 
 
-def same(hf: str, cs: str, *ops: Op, hf_also: Iterable[str] = (), cs_also: Iterable[str] = ()) -> Rule:
+def same(
+    hf: str,
+    cs: str,
+    *ops: Op,
+    hf_also: Iterable[str] = (),
+    cs_also: Iterable[str] = (),
+    hf_choice: Choice | None = None,
+) -> Rule:
     """One tensor on each side."""
-    return Rule((Template(hf),), (Template(cs),), ops, hf_also=_all(hf_also), cs_also=_all(cs_also))
+    return Rule((Template(hf),), (Template(cs),), ops, None, _all(hf_also), _all(cs_also), hf_choice=hf_choice)
 
 
 def split(hf: str, cs: Iterable[str], *ops: Op) -> Rule:

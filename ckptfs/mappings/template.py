@@ -1,7 +1,8 @@
 """Key templates: full keys with named fields, that match and format.
 
 ``layers.{i}.attn.{p}`` has a layer number and a parameter name. Fields: ``{p}`` is ``weight`` or ``bias``; every
-other name is a decimal number; ``{2*i}`` is twice the number i. Matching is anchored at both ends, and a dot is a dot.
+other name is a decimal number; ``{2*i}`` is twice the number i, ``{i+1}`` the one behind it. Matching is anchored at
+both ends, and a dot is a dot.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeAlias
 Fields: TypeAlias = Mapping[str, int | str]
 
 PARAMS = ("weight", "bias")
-_FIELD = re.compile(r"\{(?:(\d+)\*)?(\w+)\}")
+_FIELD = re.compile(r"\{(?:(\d+)\*)?(\w+)(?:\+(\d+))?\}")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -31,15 +32,16 @@ class Template:
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
-        parts = _FIELD.split(self.text)  # literal, factor, name, literal, factor, name, …, literal
+        parts = _FIELD.split(self.text)  # literal, factor, name, summand, literal, …, literal
         regex = re.escape(parts[0])
-        for name, literal in zip(parts[2::3], parts[3::3], strict=True):
+        for name, literal in zip(parts[2::4], parts[4::4], strict=True):
             regex += f"(?P<{name}>{'|'.join(PARAMS) if name == 'p' else '[0-9]+'})" + re.escape(literal)
         return re.compile(regex)
 
     @cached_property
-    def _factors(self) -> dict[str, int]:
-        return {m[2]: int(m[1]) for m in _FIELD.finditer(self.text) if m[1]}
+    def _numbers(self) -> dict[str, tuple[int, int]]:
+        """Factor and summand of each field."""
+        return {m[2]: (int(m[1] or 1), int(m[3] or 0)) for m in _FIELD.finditer(self.text)}
 
     def match(self, key: str) -> dict[str, int | str] | None:
         """The fields of *key*, or None when it does not match."""
@@ -51,8 +53,9 @@ class Template:
             if name == "p":
                 fields[name] = text
                 continue
-            number, rest = divmod(int(text), self._factors.get(name, 1))
-            if rest or str(int(text)) != text:
+            factor, summand = self._numbers[name]
+            number, rest = divmod(int(text) - summand, factor)
+            if rest or number < 0 or str(int(text)) != text:
                 return None
             fields[name] = number
         return fields
@@ -62,7 +65,7 @@ class Template:
 
         def value(m: re.Match[str]) -> str:
             found = fields[m[2]]
-            return str(int(m[1]) * int(found)) if m[1] else str(found)
+            return str(int(m[1] or 1) * int(found) + int(m[3] or 0)) if m[1] or m[3] else str(found)
 
         return _FIELD.sub(value, self.text)
 

@@ -219,3 +219,39 @@ def test_ops_undo_themselves() -> None:
     assert flat[0].shape == (5,)
     assert Reshape(2).inverse().apply(flat, DIMS)[0].shape == (1, 1, 5)
     assert to_numpy(Add(1.0).apply(x, DIMS)[0])[0, 0] == 1
+
+
+def test_a_first_number_of_its_own_beside_a_rule_for_the_others() -> None:
+    table = Table((same("block.0.bias", "first"), *hf_only("block.{i+1}.bias")))
+    state = {f"block.{i}.bias": filled("float32", (i + 1,), 0.0) for i in range(3)}
+    tensors, dropped, _ = convert_tensors(table, state, "cs", context())
+    assert {k: t.shape for k, t in tensors.items()} == {"first": (1,)}
+    assert dropped == ("block.1.bias", "block.2.bias")
+    with pytest.raises(ValueError, match="two rules claim"):
+        Table((same("block.1.bias", "first"), *hf_only("block.{i+1}.bias")))
+
+
+def test_names_that_depend_on_what_else_is_there() -> None:
+    def by_gate(context: Context, fields: Any) -> int:
+        return int(f"layers.{fields['i']}.gate" in context.keys)
+
+    table = Table(
+        (same("h.{i}.wi", "layers.{i}.up", hf_also=["h.{i}.wi_1"], hf_choice=by_gate), same("g", "layers.1.gate"))
+    )
+    state = {key: filled("float32", (), 0.0) for key in ("layers.0.up", "layers.1.up", "layers.1.gate")}
+    hf, _, _ = convert_tensors(table, state, "hf", context())
+    assert list(hf) == ["h.0.wi", "h.1.wi_1", "g"]
+    assert list(convert_tensors(table, hf, "cs", context())[0]) == list(state)
+
+
+def test_one_tensor_that_several_rules_copy() -> None:
+    """The last rule writes it; where only it is stored, all read it."""
+    table = Table(tuple(making_hf(same(f"{x}.embed", f"{x}.words"), {"shared": copy}) for x in ("encoder", "decoder")))
+    one, two, three = (filled("float32", (n,), 0.0) for n in (1, 2, 3))
+    hf, _, made = convert_tensors(table, {"encoder.words": one, "decoder.words": two}, "hf", context())
+    assert hf == {"encoder.embed": one, "shared": two, "decoder.embed": two}
+    assert made == ("shared",)
+    found, dropped, _ = convert_tensors(table, {"shared": three, "decoder.embed": two}, "cs", context())
+    assert (found, dropped) == ({"encoder.words": three, "decoder.words": two}, ())
+    found, dropped, _ = convert_tensors(table, {"shared": three}, "cs", context())
+    assert (list(found), dropped) == (["encoder.words", "decoder.words"], ())

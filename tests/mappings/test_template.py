@@ -53,3 +53,13 @@ def test_blank_replaces_whole_components_only() -> None:
     assert blank("h.0.ln_1.weight") == "h.#.ln_1.weight"
     assert blank("0.1.2") == "#.#.#"
     assert blank("a1.2b.3") == "a1.2b.#"
+
+
+def test_numbers_counted_from_one() -> None:
+    template = Template("block.{i+1}.bias")
+    assert template.match("block.1.bias") == {"i": 0}
+    assert template.match("block.0.bias") is None
+    assert template.format({"i": 2}) == "block.3.bias"
+    both = Template("mm.{2*i+1}.{p}")
+    assert (both.match("mm.5.bias"), both.match("mm.4.bias")) == ({"i": 2, "p": "bias"}, None)
+    assert both.format({"i": 2, "p": "bias"}) == "mm.5.bias"
