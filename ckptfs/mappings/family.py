@@ -44,11 +44,14 @@ class Family:
     """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
     alias_of: str = ""
     """The name of the family that this one is another name of."""
+    hf_side: bool = True
+    """Whether there is a Hugging Face model; without one, a family is known between Cerebras releases only."""
 
     def covers(self, cerebras: Format) -> bool:
         """Whether this layout is the one of that Cerebras format."""
         release = cerebras.release
-        return release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
+        known = release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
+        return known and self.hf_side
 
     def hf_config(self, values: Mapping[str, Any]) -> ConfigTable:
         """The table for this kind of ``config.json``."""
@@ -56,7 +59,7 @@ class Family:
 
     def known(self) -> str:
         """The formats that are connected, for messages."""
-        return f"hf <-> {self.span()}"
+        return f"hf <-> {self.span()}" if self.hf_side else "between Cerebras releases only, no Hugging Face model"
 
     def span(self) -> str:
         """The first and the last Cerebras format that this family holds for."""

@@ -9,8 +9,11 @@ from typing import Any
 
 from ckptfs.errors import UnknownFamily
 from ckptfs.mappings.config import OneOf
+from ckptfs.mappings.families.bert import BERT
+from ckptfs.mappings.families.bert_tasks import QUESTIONS, SEQUENCE, SUMMARIZATION, TOKENS
 from ckptfs.mappings.families.bloom import BLOOM, BLOOM_HEADLESS
 from ckptfs.mappings.families.btlm import BTLM, BTLM_HEADLESS, JAIS_FAMILY
+from ckptfs.mappings.families.esm2 import ESM2
 from ckptfs.mappings.families.falcon import FALCON, FALCON_HEADLESS
 from ckptfs.mappings.families.gemma2 import GEMMA2
 from ckptfs.mappings.families.gpt2 import GPT2, GPT2_HEADLESS
@@ -19,6 +22,7 @@ from ckptfs.mappings.families.gptj import CODEGEN, CODEGEN_HEADLESS, GPTJ, GPTJ_
 from ckptfs.mappings.families.llama import LLAMA, LLAMA_HEADLESS
 from ckptfs.mappings.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS
 from ckptfs.mappings.families.mpt import MPT, MPT_HEADLESS
+from ckptfs.mappings.families.roberta import ROBERTA
 from ckptfs.mappings.families.santacoder import SANTACODER, SANTACODER_HEADLESS
 from ckptfs.mappings.families.starcoder import STARCODER, STARCODER_HEADLESS
 from ckptfs.mappings.families.vit import CLIP_VIT, VIT, VIT_HEADLESS
@@ -37,6 +41,7 @@ _FAMILIES = (
     *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
     *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
+    *(BERT, SEQUENCE, TOKENS, QUESTIONS, SUMMARIZATION, ROBERTA, ESM2),
     *(VIT, VIT_HEADLESS, CLIP_VIT),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
@@ -81,7 +86,7 @@ def by_hf_type(model_type: str) -> list[Family]:
 def entries(model: str | None = None) -> list[Entry]:
     """All names with their formats, or those of one model."""
     chosen = [family(model)] if model else list(FAMILIES.values())
-    return [Entry(f.name, "hf", f.span(), f.architecture, f.notes) for f in chosen]
+    return [Entry(f.name, "hf" if f.hf_side else f.span(), f.span(), f.architecture, f.notes) for f in chosen]
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_every_key_is_claimed_by_exactly_one_rule(family: Family) -> None:
                     for r in family.table.rules
                     if any(
                         t.match(key) is not None
-                        for t in (*r.side(side), *r.also(side), *(e.template for e in r.makes(side)))
+                        for t in (*r.side(side), *r.also(side), *(e.template for e in r.makes(side) if not e.there))
                     )
                     and applies(r, family)
                 ]
@@ -147,7 +147,7 @@ def test_tables_can_be_dumped() -> None:
     for name in registry.FAMILIES:
         dumped: Mapping[str, Any] = json.loads(json.dumps(registry.describe(name)))
         assert dumped["model"] == name
-        assert dumped["tensors"]
+        assert dumped["tensors"] or not registry.family(name).hf_side
 
 
 def test_family_files_are_data() -> None:
