@@ -6,6 +6,7 @@ import builtins
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,7 @@ def plan_view(
     problems: list[CkptfsError] = []
     for family in _families(model, values, last, cerebras):
         try:
+            src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
             return plan.make_view(source, family, values, src, tgt, drop_unmatched=drop)
         except (MappingError, ShapeError) as e:  # a headless or another variant may fit; a config would not change
             problems.append(e)
@@ -251,10 +253,18 @@ def convert_config(
     """A whole config in another format, and that format's full name; errors as `view`'s."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
-    plan.check_path(family, src, tgt)
+    src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
+    family = plan.resolved(family, config, src, tgt)
     if tgt == HF:
         return plan.hf_config(family, config, src)[0], tgt.name
     return plan.cs_config(family, config, tgt), tgt.name
+
+
+def _in_full(fmt: Format, name: str | None, family: Family) -> Format:
+    """The family's variant of *fmt*, unless *name* says which release it is: ``cs-2.9`` is not ``cs-2.9-dpo``."""
+    if fmt == HF or name not in (None, "cs-auto", "cs-current"):
+        return fmt
+    return replace(fmt, variant=family.variant)
 
 
 def _fallback(tgt: Format) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ckptfs.mappings.config import ConfigTable
 from ckptfs.mappings.formats import CURRENT, Format, Release
 from ckptfs.mappings.passes.mup import DECODER, Rules
-from ckptfs.mappings.table import Table
+from ckptfs.mappings.table import Side, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,10 @@ class Family:
     """Which keys take which multipliers when muP is folded."""
     flavours: tuple[tuple[Callable[[Mapping[str, Any]], bool], ConfigTable], ...] = ()
     """Older kinds of ``config.json``, each with what tells it; they are read, and *config* is written."""
+    resolve: Callable[[Mapping[str, Any], Side], Family] | None = None
+    """The family itself, for a name whose table depends on the config (``config.json``, or the ``model`` section)."""
+    newest_config: bool = False
+    """Whether Cerebras configs of all releases are written as the newest one's."""
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
     notes: str = ""
@@ -52,6 +56,10 @@ class Family:
         release = cerebras.release
         known = release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
         return known and self.hf_side
+
+    def of(self, config: Mapping[str, Any], side: Side) -> Family:
+        """This family, or the one that *config* (a ``model`` section, for Cerebras) makes of it."""
+        return self.resolve(config, side) if self.resolve else self
 
     def hf_config(self, values: Mapping[str, Any]) -> ConfigTable:
         """The table for this kind of ``config.json``."""

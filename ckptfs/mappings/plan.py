@@ -51,7 +51,7 @@ def make_view(
 
     Raises `NoPath`, `ConfigError`, `UnmatchedKeys`, `MissingKeys` or `ShapeError`.
     """
-    check_path(family, src, tgt)
+    family = resolved(family, config, src, tgt)
     if tgt == HF:
         return _to_hf(source, family, config, src, drop_unmatched)
     return _to_cs(source, family, config, tgt, drop_unmatched)
@@ -142,11 +142,20 @@ def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[st
     assert tgt.release is not None
     table = family.hf_config(config)
     cs = table.convert(family.name, table.source(family.name, config, "hf"), "cs")
-    if tgt.release >= (2, 4):
+    if tgt.release >= (2, 4) or family.newest_config:
         cs.setdefault("name", family.cs_name)
     elif (2, 1) <= tgt.release <= (2, 3) and "use_bfloat16" in config:
         cs.setdefault("fp16_type", "bfloat16" if config["use_bfloat16"] else "float16")
     return put_out(cs, table.outside)
+
+
+def resolved(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> Family:
+    """*family* as the source config makes it. Raises `NoPath` where it does not connect these formats."""
+    if family.resolve is not None:
+        check_path(family, src, tgt)
+        family = family.of(config if src == HF else model_section(config), "hf" if src == HF else "cs")
+    check_path(family, src, tgt)
+    return family
 
 
 def check_path(family: Family, src: Format, tgt: Format) -> None:

@@ -13,6 +13,7 @@ from ckptfs.mappings.families.bert import BERT
 from ckptfs.mappings.families.bert_tasks import QUESTIONS, SEQUENCE, SUMMARIZATION, TOKENS
 from ckptfs.mappings.families.bloom import BLOOM, BLOOM_HEADLESS
 from ckptfs.mappings.families.btlm import BTLM, BTLM_HEADLESS, JAIS_FAMILY
+from ckptfs.mappings.families.dpo import DPO
 from ckptfs.mappings.families.esm2 import ESM2
 from ckptfs.mappings.families.falcon import FALCON, FALCON_HEADLESS
 from ckptfs.mappings.families.gemma2 import GEMMA2
@@ -41,6 +42,7 @@ _FAMILIES = (
     *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
     *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
+    *(DPO,),
     *(BERT, SEQUENCE, TOKENS, QUESTIONS, SUMMARIZATION, ROBERTA, ESM2),
     *(VIT, VIT_HEADLESS, CLIP_VIT),
 )
@@ -80,7 +82,7 @@ def by_cs_name(name: str) -> Family | None:
 
 def by_hf_type(model_type: str) -> list[Family]:
     """The families for a ``model_type`` of ``config.json``, the ones with a head first."""
-    return [f for f in FAMILIES.values() if f.hf_type == model_type and not f.alias_of]
+    return [f for f in FAMILIES.values() if f.hf_type == model_type and not f.alias_of and f.resolve is None]
 
 
 def entries(model: str | None = None) -> list[Entry]:

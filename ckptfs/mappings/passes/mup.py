@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
@@ -45,6 +45,15 @@ class Rules:
 
     new: Generation
     old: Generation | None = None
+
+
+def under(prefix: str, rules: Rules) -> Rules:
+    """*rules* for a model whose keys stand behind *prefix*."""
+    return Rules(_under(prefix, rules.new), _under(prefix, rules.old) if rules.old else None)
+
+
+def _under(prefix: str, part: Generation) -> Generation:
+    return replace(part, folds=tuple(replace(f, keys=tuple(prefix + key for key in f.keys)) for f in part.folds))
 
 
 def style(model: str, config: Mapping[str, Any]) -> Style | None:

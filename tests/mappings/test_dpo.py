@@ -1,0 +1,134 @@
+"""DPO holds a decoder twice: every recorded decoder, put under the policy's name, gives the recorded result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import ckptfs
+from ckptfs.api import convert_config, prepare
+from ckptfs.errors import MissingField, NoPath, UnsupportedValue
+from ckptfs.formats.source import Item, Node, Source
+from ckptfs.mappings.families.dpo import MODELS, POLICY, REFERENCE
+from tests.factories import ArrayTensor
+from tests.golden.cases import Case, cases, config_differences, differences
+
+TO_HF = [c for c in cases("cs2hf") if c.model in MODELS and c.model != "mpt"]
+RECORDED = [c for c in cases("hf2cs") if c.model in MODELS and c.model != "mpt"]
+TO_CS = [c for c in RECORDED if c.json("hf/config.json")["model_type"].replace("_", "-") == c.model]
+"""Those whose ``model_type`` is the decoder's name: not the ones of santacoder, starcoder and older falcons."""
+
+
+def of_policy(source: Source, prefix: str = POLICY) -> Source:
+    """*source* with its model under the policy's name, and something else under the reference's."""
+    items = {}
+    for key, item in source.items.items():
+        name = key.removeprefix("model.")
+        if name == key:
+            continue
+        items[f"model.{prefix}{name}"] = replace(item, key=f"model.{prefix}{name}")
+        other = f"model.{REFERENCE}{name}"
+        items[other] = Item(other, "tensor", ArrayTensor(np.zeros((2, 2), np.float32)))
+    return replace(source, items=items, tree=Node("dict", ("model",), ()), metadata=[])
+
+
+def with_decoder(config: dict[str, Any], model: str) -> dict[str, Any]:
+    """*config* with what tells the decoder in its ``model`` section."""
+    section = config["trainer"]["init"]["model"] if "trainer" in config else config["model"]
+    section |= {"model_name": model, "name": "dpo", "dpo": {"beta": 0.3}}
+    return config
+
+
+def tensors_of(view: ckptfs.View) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {key: (t.dtype, t.shape, t.tobytes()) for key, t in view.items()}
+
+
+@pytest.mark.parametrize("case", TO_HF, ids=str)
+def test_the_policy_is_shown_as_its_decoder(case: Case) -> None:
+    expected = case.json("expected_hf.json")
+    config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), case.model)
+    with ckptfs.open(case.mdl) as checkpoint:
+        policy = ckptfs.Checkpoint(of_policy(checkpoint.source))
+        view = ckptfs.view(policy, model="dpo", config=config, src_fmt="cs-2.3-dpo")
+        assert differences(tensors_of(view), expected["tensors"]) == []
+        assert list(view) == list(expected["tensors"])
+        assert {k for k in view.plan.dropped if k.startswith(REFERENCE)} >= {REFERENCE + "lm_head.weight"}
+        if expected.get("config"):
+            assert config_differences(view.config, expected["config"]) == []
+
+
+@pytest.mark.parametrize("case", TO_CS, ids=str)
+def test_the_decoder_becomes_policy_and_reference(case: Case) -> None:
+    recorded = case.json("expected_cs.json")
+    expected = {prefix + key: t for prefix in (POLICY, REFERENCE) for key, t in recorded["tensors"].items()}
+    section = {**recorded["config"]["model"], "name": "dpo", "model_name": case.model}
+    section["dpo"] = {"beta": 0.1, "reference_free": False}
+    with ckptfs.open(case.folder / "hf") as checkpoint:
+        view = ckptfs.view(checkpoint, "cs-2.5-dpo", model="dpo")
+        assert differences(tensors_of(view), expected) == []
+        assert list(view) == list(expected)
+        assert view.config == {**recorded["config"], "model": section}
+
+
+def test_every_decoder_that_has_recorded_cases_is_among_them() -> None:
+    assert {c.model for c in TO_HF} == MODELS.keys() - {"mpt"}
+    assert {c.model for c in TO_CS} == MODELS.keys() - {"mpt", "starcoder", "santacoder"}
+
+
+def test_the_reference_model_never_stands_in_for_the_policy() -> None:
+    (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")
+    with ckptfs.open(case.mdl) as checkpoint:
+        source = of_policy(checkpoint.source)
+        kept = {k: i for k, i in source.items.items() if "policy_model.model.lm_head" not in k}
+        config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), "gpt2")
+        view = ckptfs.view(ckptfs.Checkpoint(replace(source, items=kept)), model="dpo", config=config)
+        assert "lm_head.weight" not in view
+
+
+def test_a_checkpoint_that_names_dpo_needs_no_format() -> None:
+    """Neither does a mount: its metadata tell the family, and the family its formats."""
+    (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")
+    config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), "gpt2")
+    with ckptfs.open(case.mdl) as checkpoint:
+        told = [{"version": "2.5.0", "model_name": "dpo", "params": config}]
+        view, why = prepare(replace(of_policy(checkpoint.source), metadata=told))
+    assert why is None and view is not None
+    assert (view.model, view.src, view.config["model_type"]) == ("dpo", "cs-2.5-dpo", "gpt2")
+
+
+@pytest.mark.parametrize("name", ["opt", "palm", "bert", "", 3, ["gpt2"], {"gpt2": 1}])
+def test_decoders_that_are_not_known(name: object) -> None:
+    with pytest.raises(UnsupportedValue, match=r"model_type.*gpt2"):
+        convert_config({"model_type": name}, "hf", "cs-2.9-dpo", model="dpo")
+    with pytest.raises(UnsupportedValue, match=r"model_name.*gpt2"):
+        convert_config({"model": {"model_name": name}}, "cs-2.9-dpo", "hf", model="dpo")
+
+
+def test_nothing_tells_the_decoder() -> None:
+    with pytest.raises(MissingField, match="model_type"):
+        convert_config({"vocab_size": 3}, "hf", "cs-2.9-dpo", model="dpo")
+    with pytest.raises(MissingField, match="model_name"):
+        convert_config({"model": {"name": "dpo"}}, "cs-2.9-dpo", "hf", model="dpo")
+
+
+def test_formats_say_dpo_or_do_not() -> None:
+    gpt2 = {"model_type": "gpt2", "n_embd": 8}
+    for fmt in ("cs-2.9", "cs-2.9-no-dpo"):
+        with pytest.raises(NoPath, match=r"cs-2\.1-dpo … cs-2\.10-dpo"):
+            convert_config(gpt2, "hf", fmt, model="dpo")
+    with pytest.raises(NoPath, match=r"cs-2\.1 … cs-2\.10"):
+        convert_config(gpt2, "hf", "cs-2.9-dpo", model="gpt2")
+    config, name = convert_config(gpt2, "hf", "cs-current", model="dpo")
+    assert (name, config["model"]["model_name"]) == ("cs-2.10-dpo", "gpt2")
+
+
+def test_mpt_holds_for_the_releases_that_have_it() -> None:
+    mpt = {"model_type": "mpt", "n_heads": 2, "d_model": 8, "n_layers": 1}
+    config, _ = convert_config(mpt, "hf", "cs-2.3-dpo", model="dpo")
+    assert config["model"]["model_name"] == "mpt"
+    with pytest.raises(NoPath, match=r"cs-2\.1-dpo … cs-2\.3-dpo"):
+        convert_config(mpt, "hf", "cs-2.4-dpo", model="dpo")
