@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from ckptfs.mappings.upgrades.draft import Draft, Section
@@ -33,7 +34,7 @@ def _own_block(draft: Draft, base: Section, pattern: str, fields: object) -> Sec
     if not isinstance(fields, Mapping | None):
         draft.refuse(f"sparsity.param_name_patterns.{pattern}", fields, "only a mapping can be converted")
     shared, own = _renamed(draft, base), _renamed(draft, {**(fields or {})})
-    return {**shared, **own, "param_filter": _filter(pattern)}
+    return deepcopy({**shared, **own, "param_filter": _filter(pattern)})  # nothing that YAML writes as a reference
 
 
 def _renamed(draft: Draft, block: Section) -> Section:

@@ -8,6 +8,7 @@ layout names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,9 +197,9 @@ def _tasks(flat: Mapping[str, Section], checkpoint: object) -> Section:
     tasks: Section = {}
     if train:
         tasks["fit"] = _filled({"train_dataloader": train, "val_dataloader": val}) | path
-    if val:
-        tasks["validate"] = {"val_dataloader": val} | path
-        tasks["validate_all"] = {"val_dataloaders": val} | paths
+    if val:  # copies, which YAML would otherwise write as references to the first
+        tasks["validate"] = {"val_dataloader": deepcopy(val)} | path
+        tasks["validate_all"] = {"val_dataloaders": deepcopy(val)} | paths
     return tasks
 
 
