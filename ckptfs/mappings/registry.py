@@ -26,6 +26,7 @@ from ckptfs.mappings.families.mpt import MPT, MPT_HEADLESS
 from ckptfs.mappings.families.roberta import ROBERTA
 from ckptfs.mappings.families.santacoder import SANTACODER, SANTACODER_HEADLESS
 from ckptfs.mappings.families.starcoder import STARCODER, STARCODER_HEADLESS
+from ckptfs.mappings.families.t5 import T5
 from ckptfs.mappings.families.vit import CLIP_VIT, VIT, VIT_HEADLESS
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import SIDES
@@ -35,13 +36,17 @@ _ALIASES = {
     "llama-headless": ("llamaV2-headless", "code-llama-headless", "wizardlm-headless"),
     "starcoder": ("octocoder", "wizardcoder", "sqlcoder"),
     "starcoder-headless": ("octocoder-headless", "wizardcoder-headless", "sqlcoder-headless"),
+    "t5": ("transformer", "ul2", "flan-ul2"),
 }
+# The converter writes the configs of these aliases under other names than their model's.
+_CS_NAMES = {"wizardcoder": "gpt2", "wizardcoder-headless": "gpt2", "transformer": "transformer"}
 
 _FAMILIES = (
     *(GPT2, GPT2_HEADLESS, GPTJ, GPTJ_HEADLESS, CODEGEN, CODEGEN_HEADLESS, GPT_NEOX, GPT_NEOX_HEADLESS),
     *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
     *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
+    *(T5,),
     *(DPO,),
     *(BERT, SEQUENCE, TOKENS, QUESTIONS, SUMMARIZATION, ROBERTA, ESM2),
     *(VIT, VIT_HEADLESS, CLIP_VIT),
@@ -50,8 +55,7 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():
     for _alias in _aliases:
         _family = replace(FAMILIES[_name], name=_alias, alias_of=_name, notes=f"alias of {_name}")
-        # The converter writes this one alias's configs under GPT-2's name.
-        FAMILIES[_alias] = replace(_family, cs_name="gpt2") if _alias.startswith("wizardcoder") else _family
+        FAMILIES[_alias] = replace(_family, cs_name=_CS_NAMES.get(_alias, _family.cs_name))
 
 
 @dataclass(frozen=True, slots=True)
