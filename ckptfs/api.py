@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.cache import shared
+from ckptfs.dataiter import configured_state
 from ckptfs.errors import CkptfsError, ConfigError, MappingError, MissingKey, ShapeError, UnknownFamily, UsageError
 from ckptfs.formats.detect import open_source
 from ckptfs.formats.source import Item, Shape, Source, Tensor, nbytes, nearest_keys
-from ckptfs.mappings import plan, registry
+from ckptfs.mappings import conversion, plan, registry
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import HF, Format, parse_format
 from ckptfs.tensors.read import to_bytes, to_numpy
@@ -145,6 +146,11 @@ class View(Mapping[str, LazyTensor]):
         return self.plan.config
 
     def __getitem__(self, key: str) -> LazyTensor:
+    @property
+    def state(self) -> Checkpoint | None:
+        """The whole checkpoint, with optimizer, step and the like, for one Cerebras release as another; else None."""
+        return Checkpoint(self.plan.state) if self.plan.state is not None else None
+
         if key not in self.plan.tensors:
             raise MissingKey(f"{self.plan.model} as {self.plan.tgt}", key, nearest_keys(key, list(self.plan.tensors)))
         return LazyTensor(self.plan.tensors[key])
@@ -232,16 +238,18 @@ def plan_view(
 ) -> plan.View:
     """Settle formats, family and config, and plan the view."""
     last = source.metadata[-1] if source.metadata else {}
-    auto = last.get("version") or source.release
     tgt = parse_format(tgt_fmt)
     cerebras = is_cerebras(source, src_fmt)
     src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
+    # What wrote the file may have been a converter: good enough to a Hugging Face model, not between releases.
+    auto = last.get("version") or (source.release if tgt == HF or not cerebras else None)
     values = _config(source, config, last if cerebras else {})
     problems: list[CkptfsError] = []
+    inputs = _inputs(config, values) if HF not in (src, tgt) else None
     for family in _families(model, values, last, cerebras):
         try:
             src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-            return plan.make_view(source, family, values, src, tgt, drop_unmatched=drop)
+            return conversion.make_view(source, family, values, src, tgt, dataloader=inputs, drop_unmatched=drop)
         except (MappingError, ShapeError) as e:  # a headless or another variant may fit; a config would not change
             problems.append(e)
     raise problems[0]
@@ -254,10 +262,7 @@ def convert_config(
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-    family = plan.resolved(family, config, src, tgt)
-    if tgt == HF:
-        return plan.hf_config(family, config, src)[0], tgt.name
-    return plan.cs_config(family, config, tgt), tgt.name
+    return {**conversion.config_as(family, config, src, tgt)}, tgt.name
 
 
 def _in_full(fmt: Format, name: str | None, family: Family) -> Format:
@@ -268,6 +273,13 @@ def _in_full(fmt: Format, name: str | None, family: Family) -> Format:
 
 
 def _fallback(tgt: Format) -> str | None:
+def _inputs(config: PathLike | Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The input state that stood apart from the checkpoint; a checkpoint itself cannot point out of its file."""
+    if config is None:
+        return None
+    return configured_state(values, "" if isinstance(config, Mapping) else os.path.dirname(os.fspath(config)))
+
+
     """HF <-> CS tensors are the same for all releases of a layout, so an unknown release is taken as the current."""
     return "2.10" if tgt == HF else None
 

@@ -19,11 +19,12 @@ from ckptfs.formats.source import nbytes as tensor_nbytes
 from ckptfs.layouts.extent import File
 from ckptfs.layouts.h5 import RELEASE, mdl_file
 from ckptfs.layouts.h5_lz4 import write_lz4
+from ckptfs.layouts.h5_state import State
 from ckptfs.layouts.shards import hf_files, index_file, named_shards
 from ckptfs.layouts.text import json_file, text_file
 from ckptfs.layouts.torchzip import torch_file
 from ckptfs.mappings.plan import View
-from ckptfs.tree.cs import checkpoint_file, model_state, params_file, release_of
+from ckptfs.tree.cs import checkpoint_file, model_state, params_file, release_of, state_of
 from ckptfs.write import new_file, write_file
 
 Progress = Callable[[int], object]
@@ -33,17 +34,18 @@ Progress = Callable[[int], object]
 class Compressed:
     """A Cerebras checkpoint with LZ4 chunks: its sizes are known only when it is written."""
 
-    tensors: Mapping[str, Tensor]
-    tgt: str
+    state: State
+    release: str
 
     @property
     def size(self) -> int:
         """Bytes of the tensors; about the most that the file can have."""
-        return sum(map(tensor_nbytes, self.tensors.values()))
+        tensors = {id(i.tensor): i.tensor for i in self.state.items.values() if i.tensor is not None}
+        return sum(map(tensor_nbytes, tensors.values()))
 
     def write(self, path: str, *, force: bool, progress: Progress | None) -> None:
         with new_file(path, force=force) as output:
-            write_lz4(model_state(self.tensors), output.write_at, release=release_of(self.tgt), progress=progress)
+            write_lz4(self.state, output.write_at, release=self.release, progress=progress)
 
 
 Written = File | Compressed
@@ -75,9 +77,10 @@ def outputs(
     """
     if view.tgt == "hf":
         return {f"{stem(checkpoint)}_to_hf": hf_outputs(view, shard_bytes=shard_bytes, safetensors=safetensors)}
-    plain = None if compress else checkpoint_file(view.tensors, view.tgt)
     return {
-        f"{stem(checkpoint)}_to_{view.tgt}.mdl": plain or Compressed(view.tensors, view.tgt),
+        f"{stem(checkpoint)}_to_{view.tgt}.mdl": Compressed(state_of(view), release_of(view.tgt))
+        if compress
+        else checkpoint_file(view),
         f"{stem(config or 'config.json')}_to_{view.tgt}.yaml": params_file(view.config),
     }
 

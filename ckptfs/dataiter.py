@@ -17,12 +17,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from ckptfs.errors import SourceError, UsageError
+from ckptfs.errors import SourceError, UnsupportedValue, UsageError
 from ckptfs.formats.source import Node, Source
 from ckptfs.layouts.h5_state import State, state_tree
 
 Kind = Literal["map", "iterable"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+PROCESSORS: Mapping[str, Kind] = {"GptHDF5MapDataProcessor": "map", "GptHDF5DataProcessor": "iterable"}
+"""Kinds of data processors whose state was kept apart from the checkpoint."""
 GLOBAL = "data_iter_checkpoint_state_file_global"
 KEY = "dataloader"
 _NEW = "\0"
@@ -57,6 +59,25 @@ def worker_samples(folder: str | os.PathLike[str]) -> list[tuple[int, int]]:
     matches = [found for name in os.listdir(place) if (found := _WORKER.fullmatch(name))]
     counted = sorted((int(found[1]), found[0]) for found in matches if int(found[2]) == step)
     return [(shard, _first_number(os.path.join(place, name))) for shard, name in counted]
+
+
+def configured_state(config: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
+    """The ``dataloader`` state that a trainer's *config* points to, or None where it does not.
+
+    A relative ``cerebras.save_iter_state_path`` counts from here, or else from *folder*, the config's own. Raises
+    `UnsupportedValue` where the training data were not read as `PROCESSORS` do, and `dataloader_state`'s errors.
+    """
+    section, inputs = config.get("cerebras"), config.get("train_input")
+    path = section.get("save_iter_state_path") if isinstance(section, Mapping) else None
+    if path is None:
+        return None
+    if not isinstance(path, str):
+        raise UnsupportedValue("input state", "cerebras.save_iter_state_path", path, "it must be the path of a folder")
+    processor = inputs.get("data_processor") if isinstance(inputs, Mapping) else None
+    if not isinstance(processor, str) or processor not in PROCESSORS:
+        allowed = f"input state can only be converted for {' and '.join(PROCESSORS)}"
+        raise UnsupportedValue("input state", "train_input.data_processor", processor, allowed)
+    return dataloader_state(path if os.path.isdir(path) else os.path.join(folder, path), PROCESSORS[processor])
 
 
 def with_dataloader(source: Source, state: Mapping[str, Any]) -> State:

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "layouts*": [*BASE, "cache", "tensors*", "layouts*", "formats.source"],
     "tree*": [*BASE, "cache", "tensors*", "mappings*", "layouts*", "formats*", "tree*"],
     "legacy*": EVERYTHING_BELOW,
-    "api": [*EVERYTHING_BELOW, "tree*"],
+    "api": [*EVERYTHING_BELOW, "tree*", "dataiter"],
     "convert": [*EVERYTHING_BELOW, "tree*", "write"],
     "write": ["errors", "layouts.extent"],
     "dataiter": EVERYTHING_BELOW,

@@ -167,6 +167,32 @@ class Unstack:
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """The first of several copies of one tensor; inverse: `Copies`, as many as dims has under *n*."""
+
+    n: str
+
+    def inverse(self) -> Op:
+        return Copies(self.n)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return xs[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The same tensor several times; inverse: `First`."""
+
+    n: str
+
+    def inverse(self) -> Op:
+        return First(self.n)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return xs * dims[self.n]
+
+
+@dataclass(frozen=True, slots=True)
 class Reshape:
     """The same elements, with axes of size 1 added in front (*hf_ones*) on the Hugging Face side only."""
 

@@ -36,6 +36,8 @@ class View:
     """Target keys that no source key stands for."""
     warnings: tuple[str, ...] = ()
     """What a user should know about the result, one line each."""
+    state: Source | None = None
+    """The whole checkpoint, of which *tensors* are the model's; None where the model is all there is."""
 
 
 def make_view(

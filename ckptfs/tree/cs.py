@@ -12,25 +12,33 @@ from ckptfs.layouts.extent import File
 from ckptfs.layouts.h5 import mdl_file
 from ckptfs.layouts.h5_state import State, state_tree
 from ckptfs.layouts.text import text_file
-from ckptfs.tree.hf import View
+from ckptfs.mappings.formats import parse_format
+from ckptfs.mappings.plan import View
 from ckptfs.tree.node import Entry, Folder, Leaf
 
 
 def cs_folder(view: View) -> Folder:
-    """``checkpoint.mdl`` with the ``model`` state of *view*, and its config as ``params.yaml``."""
+    """``checkpoint.mdl`` with all that *view* has, and its config as ``params.yaml``."""
 
     def make() -> dict[str, Entry]:
         return {
-            "checkpoint.mdl": Leaf(checkpoint_file(view.tensors, view.tgt)),
+            "checkpoint.mdl": Leaf(checkpoint_file(view)),
             "params.yaml": Leaf(params_file(view.config)),
         }
 
     return Folder(make)
 
 
-def checkpoint_file(tensors: Mapping[str, Tensor], tgt: str) -> File:
-    """A Cerebras checkpoint of that release with nothing but a ``model`` state."""
-    return mdl_file(model_state(tensors), release=release_of(tgt))
+def checkpoint_file(view: View) -> File:
+    """The Cerebras checkpoint of *view*."""
+    return mdl_file(state_of(view), release=release_of(view.tgt))
+
+
+def state_of(view: View) -> State:
+    """The whole state dict of *view*; with nothing but a ``model`` state where the view has no other."""
+    if view.state is None or view.state.tree is None:
+        return model_state(view.tensors)
+    return State(view.state.tree, view.state.items)
 
 
 def model_state(tensors: Mapping[str, Tensor]) -> State:
@@ -40,7 +48,9 @@ def model_state(tensors: Mapping[str, Tensor]) -> State:
 
 def release_of(tgt: str) -> str:
     """The release that a file of format *tgt* (``cs-2.9``) says wrote it."""
-    return f"{tgt.removeprefix('cs-')}.0"
+    release = parse_format(tgt).release
+    assert release is not None
+    return "{}.{}.0".format(*release)
 
 
 def params_file(config: Mapping[str, Any]) -> File:

@@ -1,0 +1,83 @@
+"""From any format of a model to any other: `make_view` and `config_as`.
+
+Hugging Face and Cerebras are connected by a family's tables (`plan`), the Cerebras releases among each other by steps
+(`upgrades`). Where the tables do not hold for a release, the way leads through the nearest one that they hold for.
+Reads no tensor data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptfs.formats.source import Item, Source
+from ckptfs.mappings import plan
+from ckptfs.mappings.family import Family
+from ckptfs.mappings.formats import CURRENT, HF, Format
+from ckptfs.mappings.plan import View
+from ckptfs.mappings.upgrades import chain
+
+
+def make_view(
+    source: Source,
+    family: Family,
+    config: Mapping[str, Any],
+    src: Format,
+    tgt: Format,
+    *,
+    dataloader: Mapping[str, Any] | None = None,
+    drop_unmatched: bool = False,
+) -> View:
+    """*source* as *tgt*; *config* is its whole config (``config.json``, or the trainer's YAML).
+
+    Between Cerebras releases the view has a `state`: everything that the checkpoint holds, with *dataloader* (the
+    state of the input pipeline, where it stood apart) and a new entry in ``__metadata__``. Raises `NoPath`,
+    `ConfigError`, `UnmatchedKeys`, `MissingKeys`, `MappingError` or `ShapeError`.
+    """
+    if src == HF or tgt == HF:
+        return _with_hf(source, family, config, src, tgt, drop_unmatched)
+    done = chain.upgraded(source, family, config, src, tgt, dataloader=dataloader, drop_unmatched=drop_unmatched)
+    tensors = plan.model_state(done.source)
+    return View(family.name, src.name, tgt.name, tensors, done.config, warnings=done.warnings, state=done.source)
+
+
+def config_as(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> Mapping[str, Any]:
+    """The whole *config* in another format; errors as `make_view`'s."""
+    if HF not in (src, tgt):
+        return chain.config_as(family, config, src, tgt)
+    near = _nearest(family, src if tgt == HF else tgt)
+    if tgt == HF:
+        config = config if near == src else chain.config_as(family, config, src, near)
+        return plan.hf_config(plan.resolved(family, config, near, HF), config, near)[0]
+    made = plan.cs_config(plan.resolved(family, config, HF, near), config, near)
+    return made if near == tgt else chain.config_as(family, made, near, tgt)
+
+
+def _with_hf(
+    source: Source, family: Family, config: Mapping[str, Any], src: Format, tgt: Format, drop_unmatched: bool
+) -> View:
+    near = _nearest(family, src if tgt == HF else tgt)
+    if near in (src, tgt):
+        return plan.make_view(source, family, config, src, tgt, drop_unmatched=drop_unmatched)
+    if tgt == HF:
+        model = _model_only(source, plan.model_items(source))
+        done = chain.upgraded(model, family, config, src, near, note=False, drop_unmatched=drop_unmatched)
+        view = plan.make_view(done.source, family, done.config, near, HF, drop_unmatched=drop_unmatched)
+        return replace(view, src=src.name, warnings=(*done.warnings, *view.warnings))
+    view = plan.make_view(source, family, config, HF, near, drop_unmatched=drop_unmatched)
+    made = {key: Item(key, "tensor", tensor=tensor) for key, tensor in view.tensors.items()}
+    done = chain.upgraded(_model_only(source, made), family, view.config, near, tgt, note=False)
+    warnings = (*view.warnings, *done.warnings)
+    return replace(view, tgt=tgt.name, tensors=plan.model_state(done.source), config=done.config, warnings=warnings)
+
+
+def _nearest(family: Family, fmt: Format) -> Format:
+    """The Cerebras format nearest to *fmt* that the family's tables hold for."""
+    release = min(max(fmt.release or CURRENT, family.since), family.until)
+    return replace(fmt, release=release)
+
+
+def _model_only(source: Source, items: Mapping[str, Item]) -> Source:
+    """A Cerebras checkpoint that holds a model with these *items* and nothing else."""
+    return replace(source, items=dict(items), tree=None, metadata=[])
