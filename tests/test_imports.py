@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "convert": [*EVERYTHING_BELOW, "tree*", "write"],
     "write": ["errors", "layouts.extent"],
     "dataiter": EVERYTHING_BELOW,
+    "fixspec*": [*EVERYTHING_BELOW, "write", "fixspec*"],
     "loading": [*EVERYTHING_BELOW, "api"],
     "saving": [*EVERYTHING_BELOW, "api", "write"],
     "stats": ["cache", "layouts.extent", "tree.node"],
@@ -43,7 +44,7 @@ MAY_IMPORT = {
     "__init__": ["*"],
 }
 """Module (below ckptfs) to the modules that it may import; the first pattern that fits counts."""
-HDF5 = ["formats.h5_child*", "formats.h5_library*"]
+HDF5 = ["formats.h5_child*", "formats.h5_library*", "fixspec.child"]
 """What runs in a child process; the daemon never loads it."""
 ONLY_IN = {
     "torch": ["loading"],

@@ -23,6 +23,7 @@ COMMANDS = {
     "convert-config": "ckptfs.cli.convert_config",
     "fold-lora": "ckptfs.cli.fold_lora",
     "convert-data-iter-state": "ckptfs.cli.convert_data_iter_state",
+    "fix-checkpoint-spec": "ckptfs.cli.fix_checkpoint_spec",
     "info": "ckptfs.cli.info",
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",

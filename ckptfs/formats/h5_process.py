@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_START = "import sys; sys.path.append(sys.argv[2]); from ckptfs.formats.h5_child import main; main()"
+_START = "import sys; sys.path.append(sys.argv[2]); from {} import main; main()"
 
 
-def child_command(request: Mapping[str, Any]) -> list[str]:
-    """The command that runs `h5_child`; ``sys.argv[1]`` is the request, as JSON.
+def child_command(request: Mapping[str, Any], module: str = "ckptfs.formats.h5_child") -> list[str]:
+    """The command that runs *module*, here `h5_child`; ``sys.argv[1]`` is the request, as JSON.
 
     The request gets our ``sys_path``: the child starts without site-packages, as looking for them costs a third of
     its start, and takes the path when it needs one.
     """
     sys_path = [os.path.abspath(entry) for entry in sys.path]
     text = json.dumps({**request, "sys_path": sys_path})
-    return [sys.executable or "python3", "-I", "-S", "-c", _START, text, _ROOT]
+    return [sys.executable or "python3", "-I", "-S", "-c", _START.format(module), text, _ROOT]
