@@ -145,12 +145,12 @@ class View(Mapping[str, LazyTensor]):
     def config(self) -> Mapping[str, Any]:
         return self.plan.config
 
-    def __getitem__(self, key: str) -> LazyTensor:
     @property
     def state(self) -> Checkpoint | None:
         """The whole checkpoint, with optimizer, step and the like, for one Cerebras release as another; else None."""
         return Checkpoint(self.plan.state) if self.plan.state is not None else None
 
+    def __getitem__(self, key: str) -> LazyTensor:
         if key not in self.plan.tensors:
             raise MissingKey(f"{self.plan.model} as {self.plan.tgt}", key, nearest_keys(key, list(self.plan.tensors)))
         return LazyTensor(self.plan.tensors[key])
@@ -240,12 +240,12 @@ def plan_view(
     last = source.metadata[-1] if source.metadata else {}
     tgt = parse_format(tgt_fmt)
     cerebras = is_cerebras(source, src_fmt)
-    src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
     # What wrote the file may have been a converter: good enough to a Hugging Face model, not between releases.
     auto = last.get("version") or (source.release if tgt == HF or not cerebras else None)
+    src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
     values = _config(source, config, last if cerebras else {})
-    problems: list[CkptfsError] = []
     inputs = _inputs(config, values) if HF not in (src, tgt) else None
+    problems: list[CkptfsError] = []
     for family in _families(model, values, last, cerebras):
         try:
             src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
@@ -272,7 +272,6 @@ def _in_full(fmt: Format, name: str | None, family: Family) -> Format:
     return replace(fmt, variant=family.variant)
 
 
-def _fallback(tgt: Format) -> str | None:
 def _inputs(config: PathLike | Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, Any] | None:
     """The input state that stood apart from the checkpoint; a checkpoint itself cannot point out of its file."""
     if config is None:
@@ -280,6 +279,7 @@ def _inputs(config: PathLike | Mapping[str, Any] | None, values: Mapping[str, An
     return configured_state(values, "" if isinstance(config, Mapping) else os.path.dirname(os.fspath(config)))
 
 
+def _fallback(tgt: Format) -> str | None:
     """HF <-> CS tensors are the same for all releases of a layout, so an unknown release is taken as the current."""
     return "2.10" if tgt == HF else None
 
@@ -298,6 +298,7 @@ def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: M
 def read_config(path: PathLike) -> Mapping[str, Any]:
     """A YAML or JSON config file, as plain data."""
     import yaml
+
 
     try:
         with builtins.open(path, encoding="utf-8") as file:
