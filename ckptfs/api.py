@@ -218,7 +218,7 @@ def told_family(source: Source) -> str | None:
     if source.metadata:
         found = registry.by_cs_name(str(source.metadata[-1].get("model_name") or ""))
         return found.name if found else None
-    candidates = registry.by_hf_type(str((source.config or {}).get("model_type")))
+    candidates = registry.by_hf_config(source.config or {})
     return candidates[0].name if candidates else None
 
 
@@ -320,10 +320,11 @@ def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, A
         return [registry.family(model)]
     if cerebras:
         name = last.get("model_name") or plan.model_section(config).get("name") or ""
-        found = [f for f in [registry.by_cs_name(str(name))] if f]
+        known = registry.by_cs_name(str(name)) is not None
+        found = registry.by_cs_config(str(name), plan.model_section(config)) if known else []
     else:
         name = config.get("model_type") or ""
-        found = registry.by_hf_type(str(name))
+        found = registry.by_hf_config(config)
     if not found:
         raise UnknownFamily(str(name)) if name else UsageError("nothing tells the model family; name it with --model")
     return found

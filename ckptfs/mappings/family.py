@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ckptfs.mappings.config import ConfigTable
@@ -48,6 +48,8 @@ class Family:
     """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
     alias_of: str = ""
     """The name of the family that this one is another name of."""
+    cs_marks: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that tell its Cerebras configs from those of another model under the same *cs_name*."""
     hf_side: bool = True
     """Whether there is a Hugging Face model; without one, a family is known between Cerebras releases only."""
 

@@ -48,7 +48,7 @@ _FAMILIES = (
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
     *(T5,),
     *(DPO,),
-    *(BERT, SEQUENCE, TOKENS, QUESTIONS, SUMMARIZATION, ROBERTA, ESM2),
+    *(BERT, QUESTIONS, SEQUENCE, TOKENS, SUMMARIZATION, ROBERTA, ESM2),
     *(VIT, VIT_HEADLESS, CLIP_VIT),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
@@ -82,6 +82,25 @@ def by_cs_name(name: str) -> Family | None:
     if name in FAMILIES:
         return FAMILIES[name]
     return next((f for f in FAMILIES.values() if f.cs_name == name), None)
+
+
+def by_cs_config(name: str, model: Mapping[str, Any]) -> list[Family]:
+    """The families for a name in a Cerebras checkpoint, likeliest first: the one whose marks *model* bears leads."""
+    first = by_cs_name(name)
+    if first is None:
+        return []
+    others = [f for f in FAMILIES.values() if f.cs_name == first.cs_name and not f.alias_of]
+    found = [first, *(f for f in others if f.config is not first.config)]
+    return sorted(found, key=lambda f: not f.cs_marks or any(model.get(k) != v for k, v in f.cs_marks.items()))
+
+
+def by_hf_config(config: Mapping[str, Any]) -> list[Family]:
+    """The families for a ``config.json``; of several with one ``model_type``, those that ``architectures`` names."""
+    found = by_hf_type(str(config.get("model_type")))
+    classes = config.get("architectures")
+    named = [f for f in found if isinstance(classes, list) and f.architecture in classes]
+    same = [f for f in found if f not in named and any(f.config is n.config for n in named)]
+    return [*named, *same] or found
 
 
 def by_hf_type(model_type: str) -> list[Family]:

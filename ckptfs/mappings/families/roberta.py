@@ -124,5 +124,6 @@ ROBERTA = replace(
     hf_type="roberta",
     architecture="RobertaForMaskedLM",
     mup="refuse",
+    cs_marks=HEAD,
     notes="no pooler; its Cerebras configs say name: bert, as bert's",
 )
