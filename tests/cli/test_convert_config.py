@@ -1,0 +1,96 @@
+"""``ckptfs convert-config`` between Cerebras releases: one step, several, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Result
+from tests.others.cases import Run, runs
+
+Ckptfs = Callable[..., Result]
+RECORDED = [
+    run
+    for run in runs("config")
+    if run.src.startswith("cs-") and run.tgt.startswith("cs-") and run.tgt != "cs-current" and "dpo" not in run.model
+]
+OLD = """
+model: {hidden_size: 64, filter_size: 256, num_hidden_layers: 2, num_heads: 4, vocab_size: 100, use_bfloat16: true,
+        mixed_precision: true, use_rms_norm: true, weight_initialization_seed: 1}
+optimizer: {optimizer_type: AdamW, beta1: 0.9, beta2: 0.95, weight_decay_rate: 0.1, learning_rate:
+            [{scheduler: Linear, steps: 10, base_lr: 0.0, end_learning_rate: 0.1},
+             {scheduler: Constant, learning_rate: 0.1}]}
+runconfig: {max_steps: 20, keep_checkpoint_max: 2, is_pretrained_checkpoint: true, num_wgt_servers: 3, mode: train}
+train_input: {batch_size: 8}
+"""
+NEW = {
+    "init": {
+        "callbacks": [
+            {"LoadCheckpointStates": {"load_checkpoint_states": ["model", "dataloader"]}},
+            {"KeepNCheckpoints": {"n": 2}},
+        ],
+        "loop": {"max_steps": 20},
+        "model": {
+            "filter_size": 256,
+            "hidden_size": 64,
+            "name": "gpt2",
+            "norm_type": "rmsnorm",
+            "num_heads": 4,
+            "num_hidden_layers": 2,
+            "vocab_size": 100,
+        },
+        "optimizer": {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.1}},
+        "precision": {"enabled": True, "fp16_type": "bfloat16"},
+        "schedulers": [
+            {
+                "SequentialLR": {
+                    "schedulers": [
+                        {"Linear": {"end_learning_rate": 0.1, "initial_learning_rate": 0.0, "total_iters": 10}},
+                        {"Constant": {"learning_rate": 0.1}},
+                    ]
+                }
+            }
+        ],
+    },
+    "fit": {"train_dataloader": {"batch_size": 8}},
+}
+
+
+def convert(ckptfs: Ckptfs, tmp: Path, config: str, *options: str) -> Result:
+    path = tmp / "cs.yaml"
+    path.write_text(config)
+    return ckptfs("convert-config", path, *options)
+
+
+def written(result: Result) -> Any:
+    assert result.code == 0, result.err
+    return yaml.safe_load(Path(result.text.strip()).read_text())
+
+
+@pytest.mark.parametrize("run", RECORDED, ids=str)
+def test_recorded(ckptfs: Ckptfs, tmp_path: Path, run: Run) -> None:
+    formats = ("--src-fmt", run.src, "--tgt-fmt", run.tgt)
+    result = convert(ckptfs, tmp_path, yaml.safe_dump(run.config), "--model", run.model, *formats)
+    if run.refused and "ModelZoo registry" not in run.step["error"]["message"]:
+        assert (result.code, result.err.count("\n")) == (1, 1)
+        assert [path.name for path in tmp_path.iterdir()] == ["cs.yaml"]
+    else:
+        assert written(result) == (run.expected["config"] if not run.refused else written(result))
+
+
+@pytest.mark.parametrize("src", ["cs-1.8", "cs-1.9"])
+@pytest.mark.parametrize("tgt", ["cs-2.4", "cs-2.5", "cs-2.10"])
+def test_several_steps(ckptfs: Ckptfs, tmp_path: Path, src: str, tgt: str) -> None:
+    result = convert(ckptfs, tmp_path, OLD, "--model", "gpt2", "--src-fmt", src, "--tgt-fmt", tgt)
+    assert Path(result.text.strip()).name == f"cs_to_{tgt}.yaml"
+    assert written(result) == {"trainer": NEW}
+
+
+def test_releases_that_are_not_connected(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    result = convert(ckptfs, tmp_path, OLD, "--model", "mixtral", "--src-fmt", "cs-1.8", "--tgt-fmt", "cs-2.4")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "cannot convert cs-1.8 to cs-2.4" in result.err
