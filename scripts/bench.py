@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import click
-from benchmarks import footprint, readiness, throughput
-from benchmarks.common import Bench, Result
+from benchmarks import footprint, peers, readiness, throughput
+from benchmarks.common import Bench, Result, Skipped
 
 from ckptfs.cli.options import size
 
@@ -30,6 +30,7 @@ MEASURES: dict[str, tuple[str, tuple[str, ...], Callable[[Bench], Result]]] = {
     "P6": ("mount ready, Llama 70B with AdamW state", ("h5py", "lz4"), readiness.ready),
     "P7": ("random 4 KiB reads, median", ("h5py", "hdf5plugin"), footprint.random_reads),
     "P8": ("two readers / one reader", ("h5py", "hdf5plugin"), throughput.two_readers),
+    "PEERS": ("a tensor: ckptfs / the fastest of h5py, hdfuse, ratarmount", ("h5py", "hdf5plugin"), peers.others),
 }
 """Measure to what it is, the packages that it needs, and its function."""
 
@@ -48,7 +49,14 @@ def measure_names(context: click.Context, parameter: click.Parameter, text: str 
 @click.option("--work", type=click.Path(), metavar="DIR", help="Folder for the checkpoints, 5 GB (a temporary one).")
 @click.option("--size", "nbytes", type=size, default="1GB", show_default=True, help="Size of the checkpoints to read.")
 @click.option("--only", callback=measure_names, metavar="P1,P3", help="Only these measures.")
-@click.option("--checkpoint", type=click.Path(exists=True), metavar="FILE", help="A Llama .mdl instead of made ones.")
+@click.option(
+    "--checkpoint", type=click.Path(exists=True), metavar="FILE", help="A Cerebras checkpoint instead of made ones."
+)
+@click.option("--model", metavar="NAME", help="Its model family, where it does not tell.")
+@click.option(
+    "--config", type=click.Path(exists=True), metavar="FILE", help="Its model config, where it does not tell."
+)
+@click.option("--converter", metavar="PYTHON", help="Python that has the public converter, for P4.")
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Repeats of each comparison.")
 @click.option("--keep", is_flag=True, help="Leave what was made.")
 def main(
@@ -57,6 +65,9 @@ def main(
     nbytes: int,
     only: list[str],
     checkpoint: str | None,
+    model: str | None,
+    config: str | None,
+    converter: str | None,
     runs: int,
     keep: bool,
 ) -> None:
@@ -67,7 +78,8 @@ def main(
     found: dict[str, Result] = {}
     with _work_folder(work, keep) as folder:
         os.environ["XDG_STATE_HOME"] = os.path.join(folder, "state")  # logs of the mounts
-        bench = Bench(folder, nbytes, runs, source, keep)
+        view = [*(("--model", model) if model else ()), *(("--config", os.path.abspath(config)) if config else ())]
+        bench = Bench(folder, nbytes, runs, source, keep, tuple(view), converter)
         for name in only:
             result = _measure(name, bench)
             if result is not None:
@@ -79,11 +91,11 @@ def main(
 
 def row(name: str, result: Result) -> str:
     """One line of the table, with what was missed below it."""
-    values = ", ".join(f"{v:.3g}" for v in result.runs)
+    values = f"{min(result.runs):.3g}..{max(result.runs):.3g} of {len(result.runs)}"
     target = f"{'<=' if result.at_most else '>='} {result.target:g}"
     line = f"{name}  {MEASURES[name][0]:<56} {result.value:>8.3g} {result.unit:<11} {target:>8}  "
     line += f"{'met' if result.met else 'missed'} ({values})"
-    return line + (f"\n    {result.unmet}" if result.unmet else "")
+    return "\n    ".join([line, *([result.unmet] if result.unmet else []), *result.notes])
 
 
 def write_json(path: str, found: dict[str, Result]) -> None:
@@ -94,14 +106,18 @@ def write_json(path: str, found: dict[str, Result]) -> None:
 
 
 def _measure(name: str, bench: Bench) -> Result | None:
-    """The result, or None after saying what is missing."""
+    """The result, or None after saying why there is none."""
     title, packages, measure = MEASURES[name]
     missing = [p for p in packages if importlib.util.find_spec(p) is None]
     if missing:
         click.echo(f"{name}  {title}: skipped, needs {', '.join(missing)} (pip install {' '.join(missing)})")
         return None
     start = time.perf_counter()
-    result = measure(bench)
+    try:
+        result = measure(bench)
+    except Skipped as why:
+        click.echo(f"{name}  {title}: skipped, {why}")
+        return None
     result.more["took s"] = time.perf_counter() - start
     return result
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import bench
 from benchmarks import emit, files, models
-from benchmarks.common import Bench, Result
-from benchmarks.mounting import loopback_tree
+from benchmarks.common import Bench, Result, Skipped
+from benchmarks.mounting import drop_cached, loopback_tree, resident, warm
 from benchmarks.state import Stored, flatten, metadata_text
 
 SMALL = models.llama(hidden=64, ffn=96, layers=2, heads=4, kv=2, vocab=300)
@@ -155,3 +157,72 @@ def test_a_measure_runs_and_leaves_no_mount(h5py: Any, tmp_path: Path, name: str
     result = bench.MEASURES[name][2](Bench(str(tmp_path), 10**6, 1, str(source)))
     assert result.value > 0
     assert not os.path.ismount(tmp_path / "mnt")
+
+
+@pytest.mark.fuse
+def test_peers_that_are_missing_are_named(h5py: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """hdfuse is played by a script that shows a file where hdfuse would; ratarmount is not to be found."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source, tools = tmp_path / "a.mdl", tmp_path / "bin"
+    files.write_checkpoint(str(source), SMALL)
+    tools.mkdir()
+    shown = 'mkdir -p "$2/mnt/model.h5" && echo > "$2/mnt/$CKPTFS_BENCH_TENSOR" && exec "$4" "$2/mnt"'
+    (tools / "hdfuse").write_text(f"#!/bin/sh\n{shown}\n")
+    (tools / "hdfuse").chmod(0o755)
+    for name in ("sh", "cat", "date", "mkdir", "fusermount3"):
+        (tools / name).symlink_to(shutil.which(name) or "/bin/false")
+    monkeypatch.setenv("PATH", str(tools))
+    result = bench.MEASURES["PEERS"][2](Bench(str(tmp_path), 10**6, 1, str(source)))
+    assert result.notes == ("ratarmount, .bin: left out, not installed (pip install ratarmount)",)
+    assert {"ckptfs, .mdl", "h5py, .mdl", "hdfuse, .mdl", "ckptfs, .bin"} <= set(result.more)
+    assert all(result.more[name]["min"] > 0 for name in ("ckptfs, .mdl", "hdfuse, .mdl"))
+    assert result.value == min(result.runs)
+
+
+@pytest.mark.fuse
+def test_a_converter_that_cannot_be_imported_is_skipped_with_its_reason(h5py: Any, tmp_path: Path) -> None:
+    source = tmp_path / "a.mdl"
+    files.write_checkpoint(str(source), SMALL)
+    with pytest.raises(Skipped, match=r"No module named '\w+'"):
+        bench.MEASURES["P4"][2](Bench(str(tmp_path), 10**6, 1, str(source), converter=sys.executable))
+
+
+@pytest.mark.fuse
+def test_the_converter_is_run_with_its_own_flags(h5py: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """`ckptfs convert` has the converter's flags and stands in for it: a Python that answers to its module's name."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source, python = tmp_path / "a.mdl", tmp_path / "python"
+    files.write_checkpoint(str(source), SMALL)
+    lines = ["#!/bin/sh", '[ "$1" = -c ] && exit', f'echo "$@" >> {tmp_path}/ran', "shift 2"]
+    python.write_text("\n".join([*lines, f'exec {sys.executable} -m ckptfs "$@"\n']))
+    python.chmod(0o755)
+    result = bench.MEASURES["P4"][2](Bench(str(tmp_path), 10**6, 1, str(source), converter=str(python)))
+    assert result.more["mount: written"] == 0
+    assert result.more["converter: written"] > SMALL.nbytes
+    assert result.more["mount: parameters"] == result.more["converter: parameters"]
+    assert "-m cerebras.modelzoo.tools.convert_checkpoint convert" in (tmp_path / "ran").read_text()
+    assert not result.notes
+
+
+@pytest.mark.fuse
+def test_a_checkpoint_that_does_not_tell_its_model_is_skipped(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = Path(__file__).parent / "golden/llama/cs2hf-gqa-fp32/cs.mdl"
+    with pytest.raises(Skipped, match="--model"):
+        bench.MEASURES["P1"][2](Bench(str(tmp_path), 10**6, 1, str(source)))
+    view = ("--model", "llama", "--config", str(source.with_suffix(".yaml")))
+    assert bench.MEASURES["P1"][2](Bench(str(tmp_path), 10**6, 1, str(source), view=view)).value > 0
+    with pytest.raises(Skipped, match="--converter"):
+        bench.MEASURES["P4"][2](Bench(str(tmp_path), 10**6, 1, str(source), view=view))
+
+
+def test_a_dropped_file_is_not_in_the_page_cache(tmp_path: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:  # /tmp may be memory
+        file.write(bytes(1 << 20))
+        file.flush()
+        warm(file.name)
+        assert resident(file.name) == 1
+        assert drop_cached(file.name) == (resident(file.name) < 0.05)
+    (tmp_path / "empty").touch()
+    assert drop_cached(str(tmp_path / "empty"))

@@ -6,11 +6,13 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import files, models
 from benchmarks.models import Model
+from benchmarks.mounting import Mounted, ckptfs_mount
 
 MIB = 1 << 20
 GB = 10**9
@@ -25,9 +27,22 @@ class Bench:
     runs: int
     checkpoint: str | None = None
     keep: bool = False
+    view: tuple[str, ...] = ()
+    """Options of ``ckptfs mount`` for *checkpoint*, such as ``--model llama``."""
+    converter: str | None = None
+    """Python of an environment with the public converter."""
 
     def path(self, name: str) -> str:
         return os.path.join(self.work, name)
+
+    def mount(self, source: str, *options: str) -> AbstractContextManager[Mounted]:
+        """*source* mounted in the work folder."""
+        view = self.view if source == self.checkpoint else ()
+        return ckptfs_mount(source, self.path("mnt"), *view, *options)
+
+
+class Skipped(Exception):
+    """A measure that this machine or this checkpoint does not allow, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class Result:
     unmet: str | None = None
     """What else was missed, although *value* is within the target."""
     more: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What a reader of the table has to know: what was left out, and why."""
 
     @property
     def met(self) -> bool:
@@ -52,13 +69,16 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         about = {"value": self.value, "unit": self.unit, "target": self.target, "met": self.met, "runs": self.runs}
         about |= {"unmet": self.unmet} if self.unmet else {}
-        return {name: _finite(part) for name, part in (about | self.more).items()}
+        about |= {"notes": list(self.notes)} if self.notes else {}
+        return {name: finite(part) for name, part in (about | self.more).items()}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """*value* with None for numbers that JSON has not: what could not be measured."""
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -84,6 +104,12 @@ def median(values: Iterable[float]) -> float:
     """The median; NaN of nothing."""
     kept = list(values)
     return statistics.median(kept) if kept else math.nan
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Median, least and largest; of nothing, NaN."""
+    kept = list(values)
+    return {"median": median(kept), "min": min(kept, default=math.nan), "max": max(kept, default=math.nan)}
 
 
 def remove(bench: Bench, path: str) -> None:

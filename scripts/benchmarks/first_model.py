@@ -1,14 +1,16 @@
-"""From a checkpoint to a model in memory, one way or the other; prints seconds and bytes written as JSON.
+"""From a checkpoint to a model in memory, one way or another; prints seconds and bytes written as JSON.
 
 ``convert`` stands in for the public converter, which cannot be installed everywhere: it reads the checkpoint with
 h5py, renames, orders rotary rows and saves safetensors. The converter does all of that, checks configs and reads
-optimizer state besides, so it takes longer than this.
+optimizer state besides, so it takes longer than this. ``converter`` is the public one, in the environment of the Python
+that is named.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,23 +34,35 @@ NAMES = {
 }
 
 
-def main(way: str, source: str, folder: str) -> dict[str, Any]:
-    """Time one way; the libraries that both need are loaded before."""
-    import torch
+CONVERTER = "cerebras.modelzoo.tools.convert_checkpoint"
+"""The public converter's module."""
+
+
+def main(way: str, source: str, folder: str, options: str = "{}") -> dict[str, Any]:
+    """Time one way; the libraries that all need are loaded before.
+
+    *options* is a JSON object: ``view`` (options of ``ckptfs mount``), ``model``, ``config`` (both as there) and
+    ``converter`` (a Python).
+    """
     from transformers import AutoModelForCausalLM
 
-    config = _config(source)
+    given = json.loads(options)
+    model_name, config = _view(source, given.get("model"), given.get("config"))
     start = time.perf_counter()
     if way == "mount":
-        with ckptfs_mount(source, folder) as mount:
+        with ckptfs_mount(source, folder, *given.get("view", ())) as mount:
             ready = time.perf_counter() - start
-            model = AutoModelForCausalLM.from_pretrained(f"{mount.path}/hf", dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_pretrained(f"{mount.path}/hf", dtype="auto")
             seconds = time.perf_counter() - start
             written = 0
     else:
-        written = convert(source, folder, config)
+        if way == "convert":
+            written = convert(source, folder, config)
+        else:
+            params = given.get("config") or _params(source, f"{folder}.yaml")
+            written, folder = run_converter(given["converter"], source, folder, model_name, params)
         ready = time.perf_counter() - start
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         seconds = time.perf_counter() - start
     parameters = sum(p.numel() for p in model.parameters())
     return {"seconds": seconds, "before loading": ready, "written": written, "parameters": parameters}
@@ -72,6 +86,21 @@ def convert(source: str, folder: str, config: dict[str, Any]) -> int:
     os.makedirs(folder, exist_ok=True)
     save_file(tensors, f"{folder}/model.safetensors", {"format": "pt"})
     Path(folder, "config.json").write_text(json.dumps(config))
+    return _size(folder)
+
+
+def run_converter(python: str, source: str, folder: str, model: str, params: str) -> tuple[int, str]:
+    """The public converter's model of *source*: bytes written, and the folder below *folder* that has it."""
+    command = [python, "-m", CONVERTER, "convert", source, "--model", model, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf"]
+    command += ["--config", params, "--output-dir", folder, "--export-safetensors", "--no-progress-bar"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the converter failed: {done.stderr.strip()[-500:]}")
+    made = next(entry.path for entry in os.scandir(folder) if entry.is_dir())
+    return _size(made), made
+
+
+def _size(folder: str) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder))
 
 
@@ -82,12 +111,25 @@ def rename(key: str) -> str:
     return key
 
 
-def _config(source: str) -> dict[str, Any]:
-    """The Hugging Face config, which costs neither way anything."""
+def _view(source: str, model: str | None, config: str | None) -> tuple[str, dict[str, Any]]:
+    """The family's name and the Hugging Face config, which cost no way anything."""
     import ckptfs
 
     with ckptfs.open(source) as opened:
-        return dict(ckptfs.view(opened).config)
+        view = ckptfs.view(opened, model=model, config=config)
+        return view.plan.model, dict(view.config)
+
+
+def _params(source: str, path: str) -> str:
+    """The config that the checkpoint's trainer recorded, as a file."""
+    import yaml
+
+    import ckptfs
+
+    with ckptfs.open(source) as opened:
+        recorded = opened.metadata[-1]["params"]
+    Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(recorded))))
+    return path
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from benchmarks import models
-from benchmarks.common import GB, MIB, Bench, Result, checkpoint, llama, median, renamed
-from benchmarks.mounting import cat, cat_halves, ckptfs_mount, drop_caches, loopback_mount, warm
+from benchmarks.common import GB, MIB, Bench, Result, Skipped, checkpoint, llama, median, renamed, spread
+from benchmarks.mounting import cat, cat_halves, drop_cached, loopback_mount, warm
 
 
 def rename_only(bench: Bench) -> Result:
@@ -30,7 +30,7 @@ def _against_loopback(bench: Bench, sources: dict[str, str], target: float) -> R
     found = {name: _compare(bench, source) for name, source in sources.items()}
     worst = min(found.values(), key=lambda rates: statistics.median(rates["ratio"]))
     more: dict[str, Any] = {
-        name: {**{k: median(v) for k, v in rates.items()}, "runs": rates["ratio"]} for name, rates in found.items()
+        name: {**{k: spread(v) for k, v in rates.items()}, "runs": rates["ratio"]} for name, rates in found.items()
     }
     return Result(median(worst["ratio"]), "ratio", target, worst["ratio"], more=more)
 
@@ -39,7 +39,7 @@ def _compare(bench: Bench, source: str) -> dict[str, list[float]]:
     """GB/s of the mounted model and of its converted copy behind a loopback, source warm and cold, in turn."""
     converted = bench.path("converted")
     try:
-        nbytes = _copy_model(source, bench.path("mnt"), converted)
+        nbytes = _copy_model(bench, source, converted)
         names = ("ckptfs", "loopback")
         rates: dict[str, list[float]] = {name + cold: [] for cold in ("", " cold") for name in names}
         cpu: dict[str, list[float]] = {f"{name} daemon's CPU s/GB": [] for name in names}
@@ -59,10 +59,12 @@ def _compare(bench: Bench, source: str) -> dict[str, list[float]]:
     return rates | cpu
 
 
-def _copy_model(source: str, mountpoint: str, folder: str) -> int:
+def _copy_model(bench: Bench, source: str, folder: str) -> int:
     """Write the mounted model's weights to *folder*; their size."""
     os.makedirs(folder, exist_ok=True)
-    with ckptfs_mount(source, mountpoint) as mount:
+    with bench.mount(source) as mount:
+        if not os.path.isdir(f"{mount.path}/hf"):
+            raise Skipped("the checkpoint does not tell its model; give --model and --config")
         names = [n for n in os.listdir(f"{mount.path}/hf") if n.endswith(".safetensors")]
         for name in names:
             shutil.copyfile(f"{mount.path}/hf/{name}", f"{folder}/{name}")
@@ -76,12 +78,11 @@ def _cat_fresh(bench: Bench, source: str, converted: str, name: str, cold: bool)
     """
     weights = sorted(os.listdir(converted))
     below = [source] if name == "ckptfs" else [f"{converted}/{n}" for n in weights]
-    mountpoint = bench.path("mnt")
     if not cold:
         for path in below:
             warm(path)
-    with ckptfs_mount(source, mountpoint) if name == "ckptfs" else loopback_mount(converted, mountpoint) as mount:
-        if cold and not drop_caches():
+    with bench.mount(source) if name == "ckptfs" else loopback_mount(converted, bench.path("mnt")) as mount:
+        if cold and not drop_cached(*below):
             return None
         folder = f"{mount.path}/hf" if name == "ckptfs" else mount.path
         before = mount.cpu_seconds()
@@ -94,6 +95,8 @@ def own_reader(bench: Bench) -> Result:
     if not bench.checkpoint:
         small = bench.size // 2
         sources["float32"] = checkpoint(bench, "float32", lambda: models.usual_llama(small, "float32"))
+    elif not _is_hdf5(bench.checkpoint):
+        raise Skipped("the checkpoint is no HDF5 file, h5py cannot read it")
     more: dict[str, Any] = {}
     ratios: dict[str, list[float]] = {}
     for name, source in sources.items():
@@ -106,9 +109,14 @@ def own_reader(bench: Bench) -> Result:
         pairs = zip(rates["ckptfs"], rates["h5py into one array"], strict=True)
         ratios[name] = [own / theirs for own, theirs in pairs]
         ratio = {"ratio": median(ratios[name]), "runs": ratios[name]}
-        more[name] = {"unit": "GB/s", **{k: median(v) for k, v in rates.items()}, **ratio}
+        more[name] = {"rates in": "GB/s", **{k: spread(v) for k, v in rates.items()}, **ratio}
     worst = min(ratios.values(), key=statistics.median)
     return Result(median(worst), "ratio", 2.0, worst, more=more)
+
+
+def _is_hdf5(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x89HDF"
 
 
 def _read_own(source: str) -> float:
@@ -157,7 +165,9 @@ def two_readers(bench: Bench) -> Result:
         seconds = []
         for read in (cat, cat_halves, lambda path: cat(path, path)):
             warm(source)
-            with ckptfs_mount(source, bench.path("mnt")) as mount:
+            with bench.mount(source) as mount:
+                if not os.path.isdir(f"{mount.path}/hf"):
+                    raise Skipped("the checkpoint does not tell its model; give --model and --config")
                 weights = sorted(e.path for e in os.scandir(f"{mount.path}/hf") if e.name.endswith(".safetensors"))
                 seconds.append(read(weights[0]))
         halves.append(seconds[0] / seconds[1])

@@ -1,0 +1,162 @@
+"""Other ways to the same bytes, as far as they are installed: h5py, hdfuse, and ratarmount on a torch file.
+
+Each reads one tensor, the largest, in a process that knows nothing of it yet; its source is in the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.common import GB, Bench, Result, Skipped, llama, spread
+from benchmarks.mounting import cat, warm
+
+TIMEOUT_S = 60.0
+"""For one read: hdfuse decodes the whole dataset for each request."""
+READ_H5PY = """
+import sys, h5py, hdf5plugin
+with h5py.File(sys.argv[1]) as file:
+    sys.stdout.buffer.write(memoryview(file[sys.argv[2]][...]).cast("B"))
+"""
+EDITOR = """#!/bin/sh
+start=$(date +%s%N)
+cat "$1/$CKPTFS_BENCH_TENSOR" > /dev/null && echo $(($(date +%s%N) - start)) > "$CKPTFS_BENCH_SAID"
+fusermount -u "$1" || fusermount3 -u "$1" || true
+"""
+"""hdfuse mounts for as long as an editor runs on its folder: this is the editor."""
+
+
+class Left(Exception):
+    """A peer that is not there or does not read the file, and why."""
+
+
+def others(bench: Bench) -> Result:
+    """Throughput of one tensor through ckptfs against the fastest peer, from the same source each."""
+    source = llama(bench)
+    key, nbytes = largest(source)
+    packed = _torch_file(bench, source)
+    ways: dict[str, Callable[[], float]] = {
+        "ckptfs, .mdl": lambda: _ours(bench, source, key),
+        "h5py, .mdl": lambda: nbytes / _h5py(source, key),
+        "hdfuse, .mdl": lambda: nbytes / _hdfuse(bench, source, key),
+        "ckptfs, .bin": lambda: _ours(bench, packed, largest(packed)[0]),
+        "ratarmount, .bin": lambda: _ratarmount(bench, packed),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    left: dict[str, str] = {}
+    for _ in range(bench.runs):
+        for name in [n for n in ways if n not in left]:
+            warm(source if name.endswith(".mdl") else packed)
+            try:
+                rates[name].append(ways[name]() / GB)
+            except Left as why:
+                left[name] = str(why)
+    if not bench.keep:
+        os.unlink(packed)
+    ratios = {name: _ratios(rates, name) for name in rates if not name.startswith("ckptfs") and name not in left}
+    worst = min(ratios.values(), key=statistics.median)
+    more = {"rates in": "GB/s", **{name: spread(found) for name, found in rates.items() if found}}
+    notes = tuple(f"{name}: left out, {why}" for name, why in left.items())
+    return Result(statistics.median(worst), "ratio", 1.0, worst, more=more, notes=notes)
+
+
+def largest(source: str) -> tuple[str, int]:
+    """Key and size of the checkpoint's largest tensor."""
+    import ckptfs
+    from ckptfs.formats.source import nbytes
+
+    with ckptfs.open(source) as opened:
+        sizes = {key: nbytes(tensor) for key, tensor in opened.source.tensors().items()}
+    return max(sizes.items(), key=lambda item: item[1])
+
+
+def _ratios(rates: dict[str, list[float]], name: str) -> list[float]:
+    """Ours through a peer's, run by run, from the file that the peer reads."""
+    ours = rates[f"ckptfs, {name.rpartition(', ')[2]}"]
+    return [a / b for a, b in zip(ours, rates[name], strict=False)]
+
+
+def _ours(bench: Bench, source: str, key: str) -> float:
+    """Bytes a second of ``cat raw/KEY``."""
+    with bench.mount(source) as mount:
+        return _rate(f"{mount.path}/raw/{key}")
+
+
+def _rate(path: str) -> float:
+    return os.path.getsize(path) / cat(path)
+
+
+def _h5py(source: str, key: str) -> float:
+    """Seconds of a program that reads the dataset and writes it to a pipe, without the time that importing takes."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import h5py, hdf5plugin"], check=True)
+    loading = time.perf_counter() - start
+    start = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-c", READ_H5PY, source, key], stdout=subprocess.PIPE) as reader:
+        subprocess.run(["cat"], stdin=reader.stdout, stdout=subprocess.DEVNULL, check=True)
+    return max(1e-9, time.perf_counter() - start - loading)
+
+
+def _hdfuse(bench: Bench, source: str, key: str) -> float:
+    """Seconds of ``cat`` of the dataset below hdfuse's own mount of a folder with a link to the file."""
+    program = _program("hdfuse")
+    folder, editor, said = bench.path("hdfuse"), bench.path("editor.sh"), Path(bench.path("hdfuse.said"))
+    os.makedirs(folder, exist_ok=True)
+    said.unlink(missing_ok=True)
+    link = Path(folder, "model.h5")
+    link.unlink(missing_ok=True)
+    link.symlink_to(source)
+    Path(editor).write_text(EDITOR)
+    os.chmod(editor, 0o755)
+    env = {**os.environ, "CKPTFS_BENCH_TENSOR": f"model.h5/{key}", "CKPTFS_BENCH_SAID": str(said)}
+    _ended([program, "-d", folder, "-e", editor], env)
+    if not said.exists():
+        raise Left("it cannot read the dataset")
+    return int(said.read_text()) / 1e9
+
+
+def _ratarmount(bench: Bench, packed: str) -> float:
+    """Bytes a second of ``cat`` of the archive's largest record; the index stays in memory."""
+    program = _program("ratarmount")
+    mountpoint = bench.path("ratar")
+    os.makedirs(mountpoint, exist_ok=True)
+    _ended([program, "--index-file", ":memory:", packed, mountpoint], dict(os.environ))
+    try:
+        files = [path for path in Path(mountpoint).rglob("*") if path.is_file()]
+        return _rate(str(max(files, key=lambda path: path.stat().st_size)))
+    finally:
+        subprocess.run([program, "-u", mountpoint], capture_output=True)
+
+
+def _torch_file(bench: Bench, source: str) -> str:
+    """The model as a ``pytorch_model.bin`` on disk."""
+    path = bench.path("pytorch_model.bin")
+    with bench.mount(source, "--shard-size", "1TB") as mount:
+        if not os.path.isdir(f"{mount.path}/hf-bin"):
+            raise Skipped("the checkpoint does not tell its model; give --model and --config")
+        shutil.copyfile(f"{mount.path}/hf-bin/pytorch_model.bin", path)
+    return path
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise Left(f"not installed (pip install {name})")
+    return found
+
+
+def _ended(command: list[str], env: dict[str, str]) -> None:
+    """Run *command*; `Left` with its last words when it fails or takes too long."""
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise Left(f"it took more than {TIMEOUT_S:.0f} s") from error
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        raise Left(words[0])
