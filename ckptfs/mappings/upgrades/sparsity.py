@@ -31,10 +31,11 @@ def _blocks(draft: Draft, block: Mapping[str, Any]) -> Any:
 
 def _own_block(draft: Draft, base: Section, pattern: str, fields: object) -> Section:
     """The block of one group: what all groups share, and the group's own *fields* over it."""
-    if not isinstance(fields, Mapping | None):
+    own = {} if fields is None else fields
+    if not isinstance(own, Mapping):
         draft.refuse(f"sparsity.param_name_patterns.{pattern}", fields, "only a mapping can be converted")
-    shared, own = _renamed(draft, base), _renamed(draft, {**(fields or {})})
-    return deepcopy({**shared, **own, "param_filter": _filter(pattern)})  # nothing that YAML writes as a reference
+    block = {**_renamed(draft, base), **_renamed(draft, dict(own)), "param_filter": _filter(pattern)}
+    return deepcopy(block)  # nothing that YAML writes as a reference
 
 
 def _renamed(draft: Draft, block: Section) -> Section:
