@@ -61,7 +61,7 @@ def _update(when: object) -> Section:
     return {"update": when}
 
 
-def _steps(draft: Draft, schedule: object) -> Section:
+def _steps(draft: Draft, schedule: Any) -> Section:
     """``[[step, value], …]`` as values and the steps at which they begin."""
     pairs = schedule if isinstance(schedule, list) else [schedule]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
