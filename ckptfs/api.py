@@ -16,6 +16,7 @@ from ckptfs.cache import shared
 from ckptfs.dataiter import configured_state
 from ckptfs.errors import CkptfsError, ConfigError, MappingError, MissingKey, ShapeError, UnknownFamily, UsageError
 from ckptfs.formats.detect import open_source
+from ckptfs.formats.folder import config_in
 from ckptfs.formats.source import Item, Shape, Source, Tensor, nbytes, nearest_keys
 from ckptfs.mappings import conversion, plan, registry
 from ckptfs.mappings.family import Family
@@ -296,9 +297,11 @@ def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: M
 
 
 def read_config(path: PathLike) -> Mapping[str, Any]:
-    """A YAML or JSON config file, as plain data."""
+    """A YAML or JSON config file, or the ``config.json`` files in a model's folder, as plain data."""
     import yaml
 
+    if os.path.isdir(path):
+        return config_in(os.fspath(path))
 
     try:
         with builtins.open(path, encoding="utf-8") as file:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ckptfs.errors import UsageError, WriteError
+from ckptfs.formats.folder import COMPONENTS
 from ckptfs.formats.source import Tensor
 from ckptfs.formats.source import nbytes as tensor_nbytes
 from ckptfs.layouts.extent import File
@@ -24,7 +25,10 @@ from ckptfs.layouts.shards import hf_files, index_file, named_shards
 from ckptfs.layouts.text import json_file, text_file
 from ckptfs.layouts.torchzip import torch_file
 from ckptfs.mappings.plan import View
+from ckptfs.tree.components import parts_of
 from ckptfs.tree.cs import checkpoint_file, model_state, params_file, release_of, state_of
+from ckptfs.tree.hf import View as HfView
+from ckptfs.tree.hf import json_files
 from ckptfs.write import new_file, write_file
 
 Progress = Callable[[int], object]
@@ -70,11 +74,18 @@ def outputs(
     shard_bytes: int,
     safetensors: bool,
     compress: str | None = None,
+    folder: str = "",
 ) -> dict[str, Written | dict[str, File]]:
     """What a conversion writes: names to files, or to folders of files. *config* is the source config's path.
 
-    *compress* is None or ``lz4``, for Cerebras targets.
+    *compress* is None or ``lz4``, for Cerebras targets; *folder* is where all of it will lie, for configs that name
+    a path. Several components have a folder each, and come from folders whose own names count for nothing.
     """
+    if view.components and view.tgt == "hf":
+        parts = parts_of(view, folder).items()
+        return {name: hf_outputs(part, shard_bytes=shard_bytes, safetensors=safetensors) for name, part in parts}
+    if view.components:
+        checkpoint, config = "pytorch_model", "config"
     if view.tgt == "hf":
         return {f"{stem(checkpoint)}_to_hf": hf_outputs(view, shard_bytes=shard_bytes, safetensors=safetensors)}
     return {
@@ -85,18 +96,22 @@ def outputs(
     }
 
 
-def hf_outputs(view: View, *, shard_bytes: int, safetensors: bool) -> dict[str, File]:
+def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str, File]:
     """Numbered shards with their index, also when there is only one, and the config."""
-    config = json_file(view.config, indent=4, newline=False)
+    configs = json_files({**view.files, "config.json": view.config})
     if safetensors:
-        return {**hf_files(view.tensors, shard_bytes, numbering="always"), "config.json": config}
+        return {**hf_files(view.tensors, shard_bytes, numbering="always"), **configs}
     named = named_shards(view.tensors, shard_bytes, stem="pytorch_model", suffix=".bin", numbering="always")
     files = {name: torch_file(part) for name, part in named.items()}
-    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), "config.json": config}
+    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **configs}
 
 
-def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, File]:
-    """The file of a converted config: JSON for hf, YAML for a Cerebras release."""
+def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, Written | dict[str, File]]:
+    """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them."""
+    if set(config) in map(set, COMPONENTS):
+        return {name: json_files({"config.json": part}) for name, part in config.items()}
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
     if tgt == "hf":
         return {f"{stem(path)}_to_hf.json": json_file(config, indent=4, newline=False)}
     return {f"{stem(path)}_to_{tgt}.yaml": params_file(config)}

@@ -50,6 +50,7 @@ def command(checkpoint: str, **options: Any) -> None:
         )
         if options["compress"] and view.tgt == "hf":
             raise UsageError("--compress goes with a Cerebras target; Hugging Face files have no compression")
+        folder = options["output_dir"] or os.path.dirname(os.path.abspath(checkpoint))
         files = outputs(
             view,
             checkpoint,
@@ -57,8 +58,8 @@ def command(checkpoint: str, **options: Any) -> None:
             shard_bytes=options["hf_shard_size"],
             safetensors=options["safetensors"],
             compress=options["compress"],
+            folder=folder,
         )
-        folder = options["output_dir"] or os.path.dirname(os.path.abspath(checkpoint))
         with progress_bar(nbytes(files), not options["no_progress_bar"]) as progress:
             written = write_outputs(files, folder, force=options["force"], progress=progress)
     for path in written:

@@ -64,7 +64,7 @@ def command(source: str, mountpoint: str, **options: Any) -> None:
     fuse.load_binding()
     path = check_mountpoint(mountpoint, source, nonempty="nonempty" in flags)
     with opened(source, follow_links=options["follow_links"], cache_size=options["cache_size"]) as src:
-        tree, reason = _tree(src, options)
+        tree, reason = _tree(src, options, path)
         gc.freeze()
         gc.enable()
         stats = Stats() if options["stats"] else None
@@ -95,7 +95,7 @@ def fuse_flags(given: Iterable[str]) -> dict[str, str]:
     return flags
 
 
-def _tree(source: Any, options: dict[str, Any]) -> tuple[Tree, str | None]:
+def _tree(source: Any, options: dict[str, Any], mountpoint: str) -> tuple[Tree, str | None]:
     """The tree to mount and, where there is no model folder in it, the reason."""
     from ckptfs import api
     from ckptfs.cli.opening import view_facts
@@ -111,7 +111,13 @@ def _tree(source: Any, options: dict[str, Any]) -> tuple[Tree, str | None]:
     extra = {"cs": cs_folder(view)} if view is not None and view.tgt != "hf" else {}
     beside = _tokenizer(source, options["tokenizer"], cs="cs" in extra)
     tree = build_tree(
-        source, view, no_hf_reason=reason, about=about, shard_bytes=shard_bytes, hf_extra=beside, extra=extra
+        *(source, view),
+        no_hf_reason=reason,
+        about=about,
+        shard_bytes=shard_bytes,
+        hf_extra=beside,
+        extra=extra,
+        where=mountpoint,
     )
     return tree, reason
 

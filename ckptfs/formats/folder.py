@@ -1,4 +1,7 @@
-"""Hugging Face folders: ``config.json`` beside one file of weights, or beside shards and their index."""
+"""Hugging Face folders: ``config.json`` beside one file of weights, or beside shards and their index.
+
+A model of several components is a folder of such folders.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from ckptfs.errors import CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
 from ckptfs.formats.raw import config_beside, open_file, read_exactly, read_json
@@ -23,14 +27,22 @@ NAMES = (
     "pytorch_model.bin",
 )
 """Where weights are looked for, in this order."""
+COMPONENTS = (("q_encoder", "ctx_encoder"), ("image_model", "text_model"))
+"""Folders that make one model together, in the order of its Cerebras checkpoint."""
 
 
 def open_folder(path: str | os.PathLike[str]) -> Source:
     """Open a Hugging Face folder; `SourceError` when it holds no weights.
 
-    Items are in the order of the index's ``weight_map``, or of the single file.
+    Items are in the order of the index's ``weight_map``, or of the single file. A folder of components gives
+    ``component/key``, and the configs by component.
     """
     folder = os.fspath(path)
+    components = components_in(folder)
+    return _open_components(folder, components) if components else _open_one(folder)
+
+
+def _open_one(folder: str) -> Source:
     name = _weights_in(folder)
     whole = os.path.join(folder, name)
     if name.endswith(".json"):
@@ -39,6 +51,42 @@ def open_folder(path: str | os.PathLike[str]) -> Source:
     if source is None:
         raise SourceError(whole, "is neither a safetensors file nor a torch checkpoint")
     return with_config(source, folder, whole)
+
+
+def components_in(folder: str) -> tuple[str, ...]:
+    """The components of a model that lie in *folder*, each with its ``config.json``; none where weights lie there."""
+    if any(os.path.isfile(os.path.join(folder, name)) for name in NAMES):
+        return ()
+    for names in COMPONENTS:
+        if all(os.path.isfile(os.path.join(folder, name, "config.json")) for name in names):
+            return names
+    return ()
+
+
+def config_in(folder: str) -> dict[str, Any]:
+    """The ``config.json`` in *folder*, or those of its components by name; `SourceError` where there is none."""
+    components = components_in(folder)
+    if not components:
+        config = config_beside(os.path.join(folder, "config.json"))
+        if config is None:
+            raise SourceError(folder, "holds no config.json")
+        return dict(config)
+    return {name: config_beside(os.path.join(folder, name, "config.json")) for name in components}
+
+
+def _open_components(folder: str, names: tuple[str, ...]) -> Source:
+    with ExitStack() as undo:
+        found: dict[str, Source] = {}
+        for name in names:
+            found[name] = _open_one(os.path.join(folder, name))
+            undo.callback(found[name].close)
+        source = _together(folder, list(found.values()))
+        undo.pop_all()  # from here on the files are the joined source's
+    for name, part in found.items():
+        for key, item in part.items.items():
+            tied = f"{name}/{item.tied_to}" if item.tied_to is not None else None
+            source.items[f"{name}/{key}"] = replace(item, key=f"{name}/{key}", tied_to=tied)
+    return replace(source, config={name: part.config for name, part in found.items()})
 
 
 def open_index(path: str | os.PathLike[str]) -> Source:
@@ -126,17 +174,23 @@ def _joined(index: str, weight_map: dict[str, str], shards: dict[str, Source]) -
         items[key] = item
     sources = list(shards.values())
     extra = sum(len(source.items) for source in sources) - len(items)
+    warnings = [f"{extra} keys of the shards are not in the index and left out"] if extra else []
+    return replace(_together(index, sources), items=items, warnings=warnings)
+
+
+def _together(path: str, sources: list[Source]) -> Source:
+    """One source without items that owns the files of *sources*."""
     formats = sorted({source.format for source in sources})
     return Source(
-        index,
+        path,
         "+".join(formats) or "safetensors",
         sources[0].format_version if sources else None,
         None,
-        items,
+        {},
         mtime_ns=max((source.mtime_ns for source in sources), default=0),
         nbytes=sum(source.nbytes for source in sources),
         fds=[fd for source in sources for fd in source.fds],
-        warnings=[f"{extra} keys of the shards are not in the index and left out"] if extra else [],
+        warnings=[warning for source in sources for warning in source.warnings],
     )
 
 

@@ -12,6 +12,11 @@ from ckptfs.mappings.passes.mup import DECODER, Rules
 from ckptfs.mappings.table import Side, Table
 
 
+def no_files(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """For families with nothing beside weights and configs."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One model name. *dims* gives the numbers that ops need, from a filled Cerebras ``model`` section."""
@@ -44,6 +49,16 @@ class Family:
     """Whether Cerebras configs of all releases are written as the newest one's."""
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
+    components: tuple[str, ...] = ()
+    """The folders of a Hugging Face side that is several models; see `ckptfs.mappings.components`."""
+    sections: tuple[str, ...] = ()
+    """Nested parts of the ``model`` section whose fields the tables know, such as ``q_encoder``."""
+    files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = no_files
+    """JSON files beside the configs, by path, for the configs by component."""
+    paths: tuple[str, ...] = ()
+    """Fields of the configs (``folder/field``) that say where another component lies."""
+    older: tuple[Family, ...] = ()
+    """This family in older releases that differ, oldest first; the first that covers a release counts."""
     notes: str = ""
     """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
     alias_of: str = ""
@@ -58,6 +73,14 @@ class Family:
         release = cerebras.release
         known = release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
         return known and self.hf_side
+
+    def at(self, cerebras: Format) -> Family:
+        """This family as that Cerebras format has it."""
+        return next((family for family in self.older if family.covers(cerebras)), self)
+
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of config fields begin with, by component; an empty text for a family of one."""
+        return tuple(f"{folder}/" for folder in self.components) or ("",)
 
     def of(self, config: Mapping[str, Any], side: Side) -> Family:
         """This family, or the one that *config* (a ``model`` section, for Cerebras) makes of it."""

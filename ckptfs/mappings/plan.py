@@ -6,11 +6,12 @@ Reads no tensor data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfs.errors import ConfigError, MappingError, MissingField, NoPath
 from ckptfs.formats.source import Item, Source, Tensor, n_elements
+from ckptfs.mappings.components import by_component, flat, in_one, nest, parts
 from ckptfs.mappings.config import bring_in, put_out
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import CURRENT, HF, Format
@@ -29,7 +30,7 @@ class View:
     tgt: str
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
-    """``config.json`` for hf; the whole config (``{"model": {…}}``) for a Cerebras release."""
+    """``config.json`` for hf (by component, where there are several); ``{"model": {…}}`` for a Cerebras release."""
     dropped: tuple[str, ...] = ()
     """Source keys that have no place in the target."""
     made: tuple[str, ...] = ()
@@ -38,6 +39,12 @@ class View:
     """What a user should know about the result, one line each."""
     state: Source | None = None
     """The whole checkpoint, of which *tensors* are the model's; None where the model is all there is."""
+    components: tuple[str, ...] = ()
+    """The folders of a Hugging Face side that is several models; their keys are ``folder/key``."""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """JSON files that belong to the result beside configs, by path."""
+    paths: tuple[str, ...] = ()
+    """Fields of *config* (``folder/field``) that say where another component lies: its name, until that is known."""
 
 
 def make_view(
@@ -66,23 +73,31 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
     state = {_strip(k, family): t for k, t in held.items()}
     if how:
         state = mup.fold_tensors(family.name, family.mup_rules, model, how, state)
-    context = Context(family.name, family.dims(family.name, cs), hf, cs)
+    context = Context(family.name, family.dims(family.name, cs), flat(hf, family.components), cs)
     _refuse_gaps(family, source, "cs", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
     if _sideband(config):
         tensors = {k: elementwise(t, ("nan_to", 0.0)) for k, t in tensors.items()}
-    hf.setdefault("torch_dtype", _main_dtype(tensors.values()))
-    return View(family.name, src.name, "hf", tensors, hf, dropped, made, warnings)
+    folders = by_component(family.name, tensors, family.components)
+    for folder, held in folders.items():
+        (hf[folder] if folder else hf).setdefault("torch_dtype", _main_dtype(held.values()))
+    return View(
+        *(family.name, src.name, "hf", in_one(folders), hf, dropped, made, warnings),
+        components=family.components,
+        files=family.files(hf),
+        paths=family.paths,
+    )
 
 
 def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Format, drop_unmatched: bool) -> View:
     whole = cs_config(family, config, tgt)
+    config = flat(config, family.components)
     hf = family.hf_config(config).source(family.name, config, "hf")
-    cs = family.config.source(family.name, whole["model"], "cs")
+    cs = family.config.source(family.name, flat(whole["model"], family.sections), "cs")
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
-    return View(family.name, "hf", tgt.name, tensors, whole, dropped, made)
+    return View(family.name, "hf", tgt.name, tensors, whole, dropped, made, components=family.components)
 
 
 def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -95,15 +110,17 @@ def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[d
         model = mup.fold_config(family.name, family.mup_rules, model, how)
     cs = family.config.source(family.name, model, "cs")
     hf = family.config.convert(family.name, cs, "hf")
-    _half_precision_to_hf(config, hf)
-    hf.setdefault("architectures", [family.architecture])
-    return hf, cs
+    for prefix in family.prefixes():
+        _half_precision_to_hf(config, hf, prefix)
+        hf.setdefault(f"{prefix}architectures", [family.architecture])
+    return nest(hf), cs
 
 
 def _unfolded(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], mup.Style | None]:
     """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
-    model = bring_in(model_section(config), config, family.config.outside)
-    how = None if family.mup == "own" else mup.style(family.name, model)
+    model = bring_in(flat(model_section(config), family.sections), config, family.config.outside)
+    styles = [mup.style(family.name, part) for part in parts(model, family.sections) if family.mup != "own"]
+    how = next((style for style in styles if style), None)
     if how and (family.mup != "fold" or (src.release or CURRENT) < family.mup_since):
         raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
     return model, how
@@ -142,13 +159,15 @@ def without_lora(
 def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[str, Any]:
     """The whole Cerebras config of release *tgt* for a ``config.json``."""
     assert tgt.release is not None
+    config = flat(config, family.components)
     table = family.hf_config(config)
     cs = table.convert(family.name, table.source(family.name, config, "hf"), "cs")
+    halves = [config[f"{prefix}use_bfloat16"] for prefix in family.prefixes() if f"{prefix}use_bfloat16" in config]
     if tgt.release >= (2, 4) or family.newest_config:
         cs.setdefault("name", family.cs_name)
-    elif (2, 1) <= tgt.release <= (2, 3) and "use_bfloat16" in config:
-        cs.setdefault("fp16_type", "bfloat16" if config["use_bfloat16"] else "float16")
-    return put_out(cs, table.outside)
+    elif (2, 1) <= tgt.release <= (2, 3) and halves:
+        cs.setdefault("fp16_type", "bfloat16" if any(halves) else "float16")
+    return put_out(nest(cs), table.outside)
 
 
 def resolved(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> Family:
@@ -157,7 +176,7 @@ def resolved(family: Family, config: Mapping[str, Any], src: Format, tgt: Format
         check_path(family, src, tgt)
         family = family.of(config if src == HF else model_section(config), "hf" if src == HF else "cs")
     check_path(family, src, tgt)
-    return family
+    return family.at(tgt if src == HF else src)
 
 
 def check_path(family: Family, src: Format, tgt: Format) -> None:
@@ -219,7 +238,7 @@ def _strip(key: str, family: Family) -> str:
     return key.removeprefix("model.") if family.cs_prefix else key
 
 
-def _half_precision_to_hf(config: Mapping[str, Any], hf: dict[str, Any]) -> None:
+def _half_precision_to_hf(config: Mapping[str, Any], hf: dict[str, Any], prefix: str) -> None:
     """``fp16_type`` counts only at the very top of a Cerebras config; elsewhere the converter does not see it."""
     if "fp16_type" in config:
         kinds = {"bfloat16": True, "cbfloat16": True, "float16": False}
@@ -227,7 +246,7 @@ def _half_precision_to_hf(config: Mapping[str, Any], hf: dict[str, Any]) -> None
             raise ConfigError(
                 f"config field fp16_type is {config['fp16_type']!r}, but only {', '.join(kinds)} can be converted"
             )
-        hf["use_bfloat16"] = kinds[config["fp16_type"]]
+        hf[f"{prefix}use_bfloat16"] = kinds[config["fp16_type"]]
 
 
 def _sideband(config: Mapping[str, Any]) -> bool:

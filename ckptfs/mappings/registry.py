@@ -14,6 +14,7 @@ from ckptfs.mappings.families.bert_tasks import QUESTIONS, SEQUENCE, SUMMARIZATI
 from ckptfs.mappings.families.bloom import BLOOM, BLOOM_HEADLESS
 from ckptfs.mappings.families.btlm import BTLM, BTLM_HEADLESS, JAIS_FAMILY
 from ckptfs.mappings.families.dpo import DPO
+from ckptfs.mappings.families.dpr import DPR_FAMILY, DRAGON_FAMILY
 from ckptfs.mappings.families.esm2 import ESM2
 from ckptfs.mappings.families.falcon import FALCON, FALCON_HEADLESS
 from ckptfs.mappings.families.gemma2 import GEMMA2
@@ -47,9 +48,9 @@ _FAMILIES = (
     *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
     *(T5,),
-    *(DPO,),
     *(BERT, QUESTIONS, SEQUENCE, TOKENS, SUMMARIZATION, ROBERTA, ESM2),
-    *(VIT, VIT_HEADLESS, CLIP_VIT),
+    *(DPO,),
+    *(VIT, VIT_HEADLESS, CLIP_VIT, DPR_FAMILY, DRAGON_FAMILY),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():
@@ -96,11 +97,19 @@ def by_cs_config(name: str, model: Mapping[str, Any]) -> list[Family]:
 
 def by_hf_config(config: Mapping[str, Any]) -> list[Family]:
     """The families for a ``config.json``; of several with one ``model_type``, those that ``architectures`` names."""
-    found = by_hf_type(str(config.get("model_type")))
+    found = by_hf_type(_hf_type(config))
     classes = config.get("architectures")
     named = [f for f in found if isinstance(classes, list) and f.architecture in classes]
     same = [f for f in found if f not in named and any(f.config is n.config for n in named)]
     return [*named, *same] or found
+
+
+def _hf_type(config: Mapping[str, Any]) -> str:
+    """``model_type`` of a ``config.json``; of configs by component the first one's, as ``folder/model_type``."""
+    first = next(iter(config), "")
+    if any(first in f.components for f in FAMILIES.values()) and isinstance(config[first], Mapping):
+        return f"{first}/{config[first].get('model_type')}"
+    return str(config.get("model_type"))
 
 
 def by_hf_type(model_type: str) -> list[Family]:

@@ -69,6 +69,20 @@ class View(Protocol):
 
     @property
     def model(self) -> str: ...
+    @property
+    def files(self) -> Mapping[str, Mapping[str, Any]]:
+        """JSON files beside the config, by path."""
+        ...
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The folders of a view of several models; see `ckptfs.tree.components`."""
+        ...
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Fields of the configs (``folder/field``) that say where another component lies."""
+        ...
 
 
 def hf_folder(
@@ -77,7 +91,7 @@ def hf_folder(
     """Configs, weights and index; entries of *extra* (tokenizer files) where the model has none of that name."""
 
     def make() -> dict[str, Entry]:
-        files = {**config_files(view.config), **hf_files(view.tensors, shard_bytes)}
+        files = {**json_files(view.files), **config_files(view.config), **hf_files(view.tensors, shard_bytes)}
         return {**{name: Leaf(file) for name, file in files.items()}, **_missing(extra or {}, files)}
 
     return Folder(make)
@@ -90,6 +104,11 @@ def config_files(config: Mapping[str, Any]) -> dict[str, File]:
     if generation is not None:
         files["generation_config.json"] = json_file(generation, sort_keys=True)
     return files
+
+
+def json_files(files: Mapping[str, Mapping[str, Any]]) -> dict[str, File]:
+    """Files of JSON in the same spelling."""
+    return {name: json_file(content, indent=4, newline=False) for name, content in files.items()}
 
 
 def generation_config(config: Mapping[str, Any]) -> dict[str, Any] | None:

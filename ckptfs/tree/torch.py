@@ -8,7 +8,7 @@ from ckptfs.formats.source import Source
 from ckptfs.layouts.shards import index_file, named_shards
 from ckptfs.layouts.state import model_state, nested_state
 from ckptfs.layouts.torchzip import torch_file
-from ckptfs.tree.hf import DEFAULT_SHARD_BYTES, View, config_files
+from ckptfs.tree.hf import DEFAULT_SHARD_BYTES, View, config_files, json_files
 from ckptfs.tree.node import Entry, Folder, Leaf
 
 STEM = "pytorch_model"
@@ -33,7 +33,11 @@ def hf_bin_folder(
 
     def make() -> dict[str, Entry]:
         named = named_shards(view.tensors, shard_bytes, stem=STEM, suffix=".bin")
-        files = config_files(view.config) | {name: torch_file(part) for name, part in named.items()}
+        files = (
+            json_files(view.files)
+            | config_files(view.config)
+            | {name: torch_file(part) for name, part in named.items()}
+        )
         if len(named) > 1:
             files[f"{STEM}.bin.index.json"] = index_file(named)
         own: dict[str, Entry] = {name: Leaf(file) for name, file in files.items()}

@@ -8,7 +8,8 @@ tree is linear in the length of the keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from ckptfs.errors import UsageError
 from ckptfs.formats.source import Item, Source
 from ckptfs.layouts.npy import npy_file
 from ckptfs.layouts.text import json_file, raw_file, text_file
+from ckptfs.tree.components import model_folder
 from ckptfs.tree.facts import facts
 from ckptfs.tree.hf import DEFAULT_SHARD_BYTES, View, hf_folder
 from ckptfs.tree.names import MAX_LEVELS, escape
@@ -33,12 +35,14 @@ def build_tree(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     hf_extra: Mapping[str, Entry] | None = None,
     extra: Mapping[str, Entry] | None = None,
+    where: str = "",
 ) -> Tree:
     """The tree of one checkpoint.
 
     *view* gives ``hf/`` and ``hf-bin/`` when its target is ``hf``; other views come as whole entries. *no_hf_reason*
     says in the README why there is none. *about* is `facts` of the source where the caller knows more (the family),
-    *hf_extra* adds files to both that they lack, *extra* adds entries at the top. Reads no tensor data.
+    *hf_extra* adds files to both that they lack, *extra* adds entries at the top. *where* is
+    the mount point, for configs that name a path. Reads no tensor data.
     """
     about = facts(source) if about is None else about
     entries: dict[str, Entry] = {
@@ -47,8 +51,9 @@ def build_tree(
         "raw": raw_folder(source.items.values()),
     }
     if view is not None and view.tgt == "hf":
-        entries["hf"] = hf_folder(view, shard_bytes=shard_bytes, extra=hf_extra)
-        entries["hf-bin"] = hf_bin_folder(view, shard_bytes=shard_bytes, extra=_again(hf_extra or {}))
+        for name, make in (("hf", hf_folder), ("hf-bin", hf_bin_folder)):
+            one = partial(_model, make, shard_bytes)
+            entries[name] = model_folder(view, one, where=os.path.join(where, name) if where else "", extra=hf_extra)
     entries["torch"] = torch_folder(source)
     entries |= extra or {}
     page = readme(about, ["README.txt", *entries], no_hf_reason=None if "hf" in entries else no_hf_reason)
@@ -66,9 +71,8 @@ def raw_folder(items: Iterable[Item]) -> Folder:
     return Folder(lambda: {escape(i.key): Leaf(raw_file(i.tensor), _xattrs(i)) for i in items if i.tensor is not None})
 
 
-def _again(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The same files for a second folder: an entry has one inode number, of the path it was first seen at."""
-    return {name: Leaf(e.file, e.xattrs) if isinstance(e, Leaf) else e for name, e in entries.items()}
+def _model(make: Callable[..., Folder], shard_bytes: int, view: View, extra: Mapping[str, Entry]) -> Folder:
+    return make(view, shard_bytes=shard_bytes, extra=extra)
 
 
 def _level(items: list[tuple[str, Item]], levels: int) -> dict[str, Entry]:

@@ -33,6 +33,9 @@ class FakeView:
     config: Mapping[str, Any] = field(default_factory=dict)
     tgt: str = "hf"
     model: str = "gpt2"
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    components: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 def write(folder: Folder, to: Path) -> Path:

@@ -32,6 +32,9 @@ class FakeView:
     config: Mapping[str, Any] = field(default_factory=dict)
     tgt: str = "hf"
     model: str = "gpt2"
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    components: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 def files_of(tree: Tree, under: str) -> dict[str, bytes]:

@@ -238,5 +238,6 @@ CLIP_VIT = replace(
     config=CLIP_CONFIG,
     hf_type="clip_vision_model",
     architecture="CLIPVisionModelWithProjection",
+    cs_marks={"use_post_embed_layer_norm": True},
     notes="",
 )
