@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckptfs.errors import NoPath
 from ckptfs.formats.source import Item, Source
 from ckptfs.mappings import plan
 from ckptfs.mappings.family import Family
@@ -46,7 +47,7 @@ def config_as(family: Family, config: Mapping[str, Any], src: Format, tgt: Forma
     """The whole *config* in another format; errors as `make_view`'s."""
     if HF not in (src, tgt):
         return chain.config_as(family, config, src, tgt)
-    near = _nearest(family, src if tgt == HF else tgt)
+    near = _near(family, src, tgt)
     if tgt == HF:
         config = config if near == src else chain.config_as(family, config, src, near)
         return plan.hf_config(plan.resolved(family, config, near, HF), config, near)[0]
@@ -57,7 +58,7 @@ def config_as(family: Family, config: Mapping[str, Any], src: Format, tgt: Forma
 def _with_hf(
     source: Source, family: Family, config: Mapping[str, Any], src: Format, tgt: Format, drop_unmatched: bool
 ) -> View:
-    near = _nearest(family, src if tgt == HF else tgt)
+    near = _near(family, src, tgt)
     if near in (src, tgt):
         return plan.make_view(source, family, config, src, tgt, drop_unmatched=drop_unmatched)
     if tgt == HF:
@@ -72,10 +73,13 @@ def _with_hf(
     return replace(view, tgt=tgt.name, tensors=plan.model_state(done.source), config=done.config, warnings=warnings)
 
 
-def _nearest(family: Family, fmt: Format) -> Format:
-    """The Cerebras format nearest to *fmt* that the family's tables hold for."""
-    release = min(max(fmt.release or CURRENT, family.since), family.until)
-    return replace(fmt, release=release)
+def _near(family: Family, src: Format, tgt: Format) -> Format:
+    """The Cerebras format that Hugging Face is connected with, nearest to *src* or *tgt*; `NoPath` without a way."""
+    wanted = src if tgt == HF else tgt
+    near = replace(wanted, release=min(max(wanted.release or CURRENT, family.since), family.until))
+    if not family.covers(near) or not chain.connected(family, near, wanted):
+        raise NoPath(family.name, src.name, tgt.name, f"{family.known()}; {chain.known(family)}")
+    return near
 
 
 def _model_only(source: Source, items: Mapping[str, Item]) -> Source:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfs.errors import MappingError
+from ckptfs.errors import MappingError, NoPath
 from ckptfs.formats.source import Source
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import Format
@@ -19,7 +19,7 @@ from ckptfs.mappings.upgrades import config as configs
 from ckptfs.mappings.upgrades import state as states
 from ckptfs.mappings.upgrades.about import About
 from ckptfs.mappings.upgrades.families import steps_of
-from ckptfs.mappings.upgrades.steps import Move, Setting, find_path
+from ckptfs.mappings.upgrades.steps import Move, Setting, find_path, formats_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,19 @@ def config_as(family: Family, config: Mapping[str, Any], src: Format, tgt: Forma
     for move in find_path(family.name, steps_of(family), src, tgt):
         config = _config(family, config, move, [])
     return dict(config)
+
+
+def connected(family: Family, src: Format, tgt: Format) -> bool:
+    """Whether steps lead from one format to the other."""
+    try:
+        return find_path(family.name, steps_of(family), src, tgt) is not None
+    except NoPath:
+        return False
+
+
+def known(family: Family) -> str:
+    """The Cerebras formats that are connected among each other, for messages."""
+    return formats_of(steps_of(family))
 
 
 def _config(family: Family, config: Mapping[str, Any], move: Move, warnings: list[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -85,7 +85,7 @@ def unchanged(since: Release, until: Release = CURRENT, *, variant: str = "") ->
     return tuple(step(a, b, variant=variant) for a, b in itertools.pairwise(between))
 
 
-def find_path(model: str, steps: Iterable[Step], src: Format, tgt: Format) -> list[Move]:
+def find_path(model: str, steps: Collection[Step], src: Format, tgt: Format) -> list[Move]:
     """The fewest steps from *src* to *tgt*; `NoPath` when there is no way."""
     moves = [Move(s, a, b) for s in steps for a, b in ((s.old, s.new), (s.new, s.old))]
     direct = [move for move in moves if (move.frm, move.to) == (src, tgt)]
@@ -100,12 +100,12 @@ def find_path(model: str, steps: Iterable[Step], src: Format, tgt: Format) -> li
                 reached[move.to] = [*reached[here], move]
                 todo.append(move.to)
     if tgt not in reached:
-        raise NoPath(model, src.name, tgt.name, known(moves))
+        raise NoPath(model, src.name, tgt.name, formats_of(steps))
     return reached[tgt]
 
 
-def known(moves: Iterable[Move]) -> str:
-    """The formats that are connected among each other, for messages."""
-    formats = sorted({move.frm for move in moves}, key=lambda f: (f.variant, f.release or CURRENT))
-    ends = [[f for f in formats if f.variant == v] for v in dict.fromkeys(f.variant for f in formats)]
-    return ", ".join(f"{some[0].name} … {some[-1].name}" for some in ends)
+def formats_of(steps: Collection[Step]) -> str:
+    """The formats that *steps* connect, for messages."""
+    formats = sorted({f for s in steps for f in (s.old, s.new)}, key=lambda f: (f.variant, f.release or CURRENT))
+    spans = [[f for f in formats if f.variant == v] for v in dict.fromkeys(f.variant for f in formats)]
+    return ", ".join(f"{span[0].name} … {span[-1].name}" for span in spans)
