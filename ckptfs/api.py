@@ -21,6 +21,7 @@ from ckptfs.formats.source import Item, Shape, Source, Tensor, nbytes, nearest_k
 from ckptfs.mappings import conversion, plan, registry
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import HF, Format, parse_format
+from ckptfs.mappings.sections import model_section
 from ckptfs.tensors.read import to_bytes, to_numpy
 
 PathLike = str | os.PathLike[str]
@@ -180,7 +181,7 @@ def view(
     """*checkpoint* (open, or a path) as *tgt_fmt* (``hf``, ``cs-2.9``, ``cs-current``).
 
     *model* and *config* (a mapping, or a YAML or JSON file) default to what the checkpoint says itself. Raises
-    `UsageError` when it says nothing, and the errors of `ckptfs.mappings.plan.make_view`.
+    `UsageError` when it says nothing, and the errors of `ckptfs.mappings.conversion.make_view`.
     """
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else open(checkpoint)
     return View(
@@ -322,9 +323,9 @@ def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, A
     if model:
         return [registry.family(model)]
     if cerebras:
-        name = last.get("model_name") or plan.model_section(config).get("name") or ""
+        name = last.get("model_name") or model_section(config).get("name") or ""
         known = registry.by_cs_name(str(name)) is not None
-        found = registry.by_cs_config(str(name), plan.model_section(config)) if known else []
+        found = registry.by_cs_config(str(name), model_section(config)) if known else []
     else:
         name = config.get("model_type") or ""
         found = registry.by_hf_config(config)

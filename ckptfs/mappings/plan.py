@@ -5,7 +5,7 @@ Reads no tensor data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import CURRENT, HF, Format
 from ckptfs.mappings.matching import convert_tensors
 from ckptfs.mappings.passes import lora, mup
+from ckptfs.mappings.sections import model_section, with_model_section
 from ckptfs.mappings.table import Context, Side
 from ckptfs.tensors.elementwise import FLOATS, elementwise
 
@@ -153,7 +154,7 @@ def without_lora(
     if not lora.has_lora(section, state):
         return config, state, ()
     folded = lora.fold(model, section, state)
-    return _with_model_section(lora.without_callback(config), folded.config), folded.tensors, folded.warnings
+    return with_model_section(lora.without_callback(config), folded.config), folded.tensors, folded.warnings
 
 
 def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[str, Any]:
@@ -183,29 +184,6 @@ def check_path(family: Family, src: Format, tgt: Format) -> None:
     """`NoPath` unless one of the formats is hf and the family holds for the release of the other."""
     if (src == HF) == (tgt == HF) or not family.covers(tgt if src == HF else src):
         raise NoPath(family.name, src.name, tgt.name, family.known())
-
-
-def model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The ``model`` section of a Cerebras config, of the trainer layout or the older flat one."""
-    where: Any = config
-    path = ("trainer", "init", "model") if "trainer" in config else ("model",)
-    for name in path:
-        if isinstance(where, Sequence) and not isinstance(where, str):
-            raise ConfigError("the config has a list of trainers; give the config of one of them")
-        if not isinstance(where, Mapping) or name not in where:
-            raise ConfigError(f"the config has no {'.'.join(path)} section; is it the config of this checkpoint?")
-        where = where[name]
-    if not isinstance(where, Mapping):
-        raise ConfigError(f"{'.'.join(path)} in the config is not a mapping")
-    return where
-
-
-def _with_model_section(config: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole *config* with another ``model`` section."""
-    if "trainer" not in config:
-        return {**config, "model": section}
-    trainer = config["trainer"]
-    return {**config, "trainer": {**trainer, "init": {**trainer["init"], "model": section}}}
 
 
 def model_items(source: Source) -> dict[str, Item]:

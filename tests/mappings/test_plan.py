@@ -11,7 +11,8 @@ from ckptfs.errors import MappingError, NoPath
 from ckptfs.formats.source import Item, Node, Source
 from ckptfs.mappings import registry
 from ckptfs.mappings.formats import parse_format
-from ckptfs.mappings.plan import View, make_view, model_section
+from ckptfs.mappings.plan import View, make_view
+from ckptfs.mappings.sections import model_section
 from tests.factories import ArrayTensor
 
 GPT2 = registry.family("gpt2")
