@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "convert": [*EVERYTHING_BELOW, "tree*", "write"],
     "write": ["errors", "layouts.extent"],
     "dataiter": EVERYTHING_BELOW,
+    "compare": EVERYTHING_BELOW,
+    "check": EVERYTHING_BELOW,
     "fixspec*": [*EVERYTHING_BELOW, "write", "fixspec*"],
     "loading": [*EVERYTHING_BELOW, "api"],
     "saving": [*EVERYTHING_BELOW, "api", "write"],

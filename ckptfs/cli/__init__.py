@@ -27,6 +27,7 @@ COMMANDS = {
     "info": "ckptfs.cli.info",
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",
+    "diff": "ckptfs.cli.diff",
     "list": "ckptfs.cli.models",
     "doctor": "ckptfs.cli.doctor",
 }

@@ -1,0 +1,122 @@
+"""``ckptfs diff``"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptfs.cli.convert import progress_bar
+from ckptfs.cli.options import json_option, reading_options, view_options
+from ckptfs.cli.output import print_json, printable, shape_text
+
+if TYPE_CHECKING:
+    from ckptfs.compare import Comparison, Difference
+    from ckptfs.formats.source import Item, Source
+
+tolerance = click.FloatRange(min=0)
+
+
+@click.command("diff")
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--keys", metavar="GLOB", multiple=True, help="Compare only keys that match (may be repeated).")
+@click.option("--ignore", metavar="GLOB", multiple=True, help="Leave out keys that match (may be repeated).")
+@click.option(
+    "--prefix-a", metavar="TEXT", default="", help="Take only A's keys that begin so, without that beginning."
+)
+@click.option("--prefix-b", metavar="TEXT", default="", help="The same for B.")
+@click.option("--rtol", type=tolerance, default=0.0, show_default=True, help="Relative tolerance.")
+@click.option("--atol", type=tolerance, default=0.0, show_default=True, help="Absolute tolerance.")
+@click.option("--equal-nan", is_flag=True, help="Take NaN as equal to NaN.")
+@click.option("--ignore-dtype", is_flag=True, help="Compare values across element types.")
+@click.option("--structure", is_flag=True, help="Compare keys, element types and shapes; read no values.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@json_option
+@view_options
+@reading_options
+def command(a: str, b: str, as_json: bool, **options: Any) -> None:
+    """Compare two checkpoints of any formats.
+
+    Keys, element types, shapes and values of A and B: files, indexes, folders, also of a mount. With --tgt-fmt, what
+    A would be in that format is compared with B. The values x of A and y of B are the same if
+    |x - y| <= atol + rtol * |y|. Exit code: 0 the same, 1 different, 3 something cannot be read.
+    """
+    from ckptfs.cli.opening import opened
+    from ckptfs.compare import How, chosen, compare, data_nbytes
+    from ckptfs.errors import UsageError
+
+    keys, ignore = options["keys"], options["ignore"]
+    with ExitStack() as stack:
+        sources = [stack.enter_context(opened(path, follow_links=options["follow_links"])) for path in (a, b)]
+        first = chosen(_items(sources[0], options), prefix=options["prefix_a"], keys=keys, ignore=ignore)
+        second = chosen(sources[1].items, prefix=options["prefix_b"], keys=keys, ignore=ignore)
+        if not first and not second:
+            raise UsageError("no keys are left to compare; see --keys, --ignore and the prefixes")
+        how = How(
+            rtol=options["rtol"],
+            atol=options["atol"],
+            equal_nan=options["equal_nan"],
+            dtypes=not options["ignore_dtype"],
+            values=not options["structure"],
+        )
+        wanted = how.values and not options["no_progress_bar"]
+        with progress_bar(data_nbytes(first, second), wanted) as progress:
+            found = compare(first, second, how, progress=progress)
+    if as_json and not options["quiet"]:
+        print_json({"a": a, "b": b, **found.plain()})
+    elif not options["quiet"]:
+        for line in _lines(found, first, second):
+            click.echo(printable(line))
+    raise click.exceptions.Exit(3 if found.errors else 0 if found.equal else 1)
+
+
+def _items(source: Source, options: dict[str, Any]) -> dict[str, Item]:
+    """What is compared of A: itself, or what it would be in another format."""
+    from ckptfs import api
+    from ckptfs.errors import UsageError
+    from ckptfs.formats.source import Item
+
+    names = ("model", "config", "src_fmt")
+    if not options["tgt_fmt"]:
+        if any(options[name] for name in (*names, "drop_unmatched_keys")):
+            raise UsageError("--model, --config, --src-fmt and --drop-unmatched-keys go with --tgt-fmt")
+        return source.items
+    how = {name: options[name] for name in names}
+    view = api.plan_view(source, options["tgt_fmt"], drop=options["drop_unmatched_keys"], **how)
+    if view.state is not None:
+        return view.state.items
+    prefix = "" if view.tgt == "hf" else "model."
+    return {prefix + key: Item(prefix + key, "tensor", tensor=tensor) for key, tensor in view.tensors.items()}
+
+
+def _lines(found: Comparison, a: dict[str, Item], b: dict[str, Item]) -> Iterator[str]:
+    yield from (f"only in A: {_named(a[key], key)}" for key in found.only_in_a)
+    yield from (f"only in B: {_named(b[key], key)}" for key in found.only_in_b)
+    yield from map(_line, found.different)
+    yield from (f"not read:  {key}: {why}" for key, why in found.errors.items())
+    yield from (f"not compared, an object that is not loaded: {key}" for key in found.not_compared)
+    counts = {"only in A": found.only_in_a, "only in B": found.only_in_b, "not read": found.errors}
+    counts |= {"different": {d.key for d in found.different}, "not compared": found.not_compared}
+    yield ", ".join([f"{len(found.same)} the same", *(f"{len(keys)} {name}" for name, keys in counts.items() if keys)])
+
+
+def _named(item: Item, key: str) -> str:
+    if item.tensor is None:
+        return f"{key} ({item.kind})"
+    return f"{key} ({item.tensor.dtype.name} {shape_text(item.tensor.shape)})"
+
+
+def _line(found: Difference) -> str:
+    if found.n_elements is None:
+        a, b = (shape_text(side) if found.what == "shape" else repr(side)[:80] for side in (found.a, found.b))
+        return f"different: {found.key}: {found.what} {a} and {b}"
+    where = f" at {list(found.index)}" if found.index else ""
+    count = f"{found.n_different} of {found.n_elements} values"
+    line = f"different: {found.key}: {count}, first {found.a} and {found.b}{where}"
+    if found.largest is not None:
+        line += f", by at most {found.largest:.6g}"
+    return line + (f"; {found.n_nan} are NaN in both (see --equal-nan)" if found.n_nan else "")
