@@ -62,9 +62,9 @@ class Rule:
 
     A side without templates is dropped on the way there and never written. ``hf_makes``/``cs_makes`` are keys that
     exist on that side only: written next to the rule's own when going there, dropped when met coming from there.
-    ``hf_also``/``cs_also`` are other names accepted when reading. *over* names a field that runs over the tensors of
-    one group (experts). *when* limits the rule to some configs. *hf_choice* says which name to write, where that
-    depends on the model; the rule has one Hugging Face tensor then.
+    ``hf_also``/``cs_also`` are other names accepted when reading, set after set where the rule has several tensors.
+    *over* names a field that runs over the tensors of one group (experts). *when* limits the rule to some configs.
+    *hf_choice* says which name to write, where that depends on the model; the rule has one Hugging Face tensor then.
     """
 
     hf: tuple[Template, ...]
@@ -165,7 +165,7 @@ def _claims_of(rule: Rule, side: Side) -> Iterable[Claim]:
     for index, template in enumerate(rule.side(side)):
         yield Claim(rule, template, index)
     for index, template in enumerate(rule.also(side)):
-        yield Claim(rule, template, index)
+        yield Claim(rule, template, index % max(1, len(rule.side(side))))
     for extra in rule.makes(side):
         if not extra.there:
             yield Claim(rule, extra.template, None, extra.make is copy)

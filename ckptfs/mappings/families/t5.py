@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 
+from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
 from ckptfs.mappings.families.decoder import no_numbers, nothing
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.passes.mup import Fold, Generation, Rules, Steps, number, size, switch
-from ckptfs.mappings.table import Context, Rule, Table, copy, hf_only, making_hf, same, under
+from ckptfs.mappings.table import Context, Rule, Table, copy, hf_only, making_cs, making_hf, same, under
 from ckptfs.mappings.template import Fields as KeyFields
 
 PARTS = {"q": "q", "k": "k", "v": "v", "o": "output"}
@@ -59,6 +60,13 @@ DECODER_LAYER = [
     same(IN_2[2], GATE, hf_also=[IN_1[2]], hf_choice=no_cross),
     same(IN_2[3], DOWN, hf_also=[IN_1[3]], hf_choice=no_cross),
 ]
+
+
+def unscaled_head(context: Context, embedding: Tensor) -> Tensor | None:
+    """The head of models that are tied but do not scale its inputs; a tied Cerebras model scales them."""
+    return embedding if context.hf.get("scale_decoder_outputs") is False else None
+
+
 BIAS = "layer.0.SelfAttention.relative_attention_bias.{p}"
 
 
@@ -79,8 +87,14 @@ def stack(side: str, layer: list[Rule]) -> list[Rule]:
     ]
 
 
+ENCODER, DECODER = stack("encoder", ENCODER_LAYER), stack("decoder", DECODER_LAYER)
 TENSORS = Table(
-    (*stack("encoder", ENCODER_LAYER), *stack("decoder", DECODER_LAYER), same("lm_head.{p}", "lm_head.{p}")),
+    (
+        *ENCODER,
+        making_cs(DECODER[0], {"lm_head.weight": unscaled_head}, there="keep"),
+        *DECODER[1:],
+        same("lm_head.{p}", "lm_head.{p}"),
+    )
 )
 
 GATED = {"gated-silu": "swiglu", "gated-relu": "reglu", "gated-gelu": "geglu"}
@@ -100,6 +114,14 @@ def activation_to_hf(fields: Fields) -> Config:
     if not isinstance(encoder, str) or decoder != encoder:
         fields.refuse("decoder_nonlinearity", f"it must be the encoder's, {encoder!r}")
     return {"feed_forward_proj": UNGATED.get(encoder, encoder)}
+
+
+def scaling(fields: Fields) -> Config:
+    """Transformers 5 calls all T5 models tied, and says in a field of its own what a tie means to others."""
+    scaled = fields.get("scale_decoder_outputs")
+    if scaled not in (None, True, False):
+        fields.refuse("scale_decoder_outputs", "only true and false can be converted")
+    return {} if scaled is None else {"tie_word_embeddings": scaled}
 
 
 def one_vocabulary(fields: Fields) -> Config:
@@ -159,6 +181,7 @@ CONFIG = ConfigTable(
             "tie_word_embeddings": True,
         },
         add={"model_type": "t5"},
+        prepare=(scaling,),
     ),
     cs=SideTable(
         must=CS_CONSTANTS,
