@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +33,15 @@ pytestmark = [
     pytest.mark.fuse,
     pytest.mark.skipif(transformers_major() < 5, reason="the configs are those of transformers 5"),
 ]
-BUFFERS = ("attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
-"""Made by ckptfs for GPT-2 and GPT-NeoX, as the converter does; transformers 5 has no such tensors."""
+BUFFERS = (
+    *("attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"),
+    "embeddings.position_ids",
+)
+"""Made by ckptfs for GPT-2, GPT-NeoX and BERT, as the converter does; transformers 5 has no such tensors."""
+COPIES = ("cls.predictions.decoder.bias", "lm_head.decoder.bias")
+"""What transformers 5 leaves out, because it is tied, and ckptfs writes, as the converter does."""
+LOST = ("contact_head.regression.weight", "contact_head.regression.bias", "rotary_embeddings.inv_freq")
+"""What Cerebras has no place for; ESM's logits do not depend on it."""
 
 
 def run(*args: object) -> None:
@@ -89,7 +97,7 @@ def parts(folder: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("name", MODELS)
 def test_same_logits_bit_for_bit(name: str, saved: Path, loaded: Path) -> None:
     found, original = np.load(loaded / f"{name}.npy"), np.load(saved / f"{name}.npy")
-    assert original.std() > 1  # far from a constant, so that a swapped head or a lost bias shows
+    assert original.std() > 0.5  # far from a constant, so that a swapped head or a lost bias shows
     np.testing.assert_array_equal(found, original)
 
 
@@ -97,7 +105,18 @@ def test_same_logits_bit_for_bit(name: str, saved: Path, loaded: Path) -> None:
 def test_the_loader_misses_nothing(name: str, loaded: Path) -> None:
     report = json.loads((loaded / f"{name}.json").read_text())
     unexpected = [key for key in report.pop("unexpected_keys", []) if not key.endswith(BUFFERS)]
-    assert (report, unexpected) == ({}, [])
+    missing = [key for key in report.pop("missing_keys", []) if not key.endswith(LOST)]
+    assert (report, unexpected, missing) == ({}, [], [])
+
+
+def today(key: str) -> str:
+    """transformers 5 saves ESM's norms under names of old."""
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key))
+
+
+def second(key: str) -> str:
+    """The bias that counts, where a head has a second one that nothing reads: models that tie nothing save both."""
+    return key.replace("bias", "decoder.bias") if key in ("cls.predictions.bias", "lm_head.bias") else ""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -106,10 +125,12 @@ def test_there_and_back_gives_the_same_tensors(name: str, saved: Path, converted
     family = MODELS[name][0]
     with ckptfs.open(saved / name) as original, ckptfs.open(mdl) as checkpoint:
         view = ckptfs.view(checkpoint, "hf", model=family, config=config, src_fmt=release(family))
-        extra = [key for key in view if key not in original and not key.endswith(BUFFERS)]
-        assert (extra, [key for key in original if key not in view]) == ([], [])
-        for key in original:
-            found, want = np.asarray(view[key]), np.asarray(original[key])
+        known = {today(key): key for key in original if not key.endswith(LOST)}
+        extra = [key for key in view if key not in known and not key.endswith((*BUFFERS, *COPIES))]
+        kept = {key: name for key, name in known.items() if second(name) not in original}
+        assert (extra, [key for key in kept if key not in view]) == ([], [])
+        for key, saved_as in kept.items():
+            found, want = np.asarray(view[key]), np.asarray(original[saved_as])
             if family == "gemma2" and "norm" in key:  # 1 is added and taken away again: bits of small weights are lost
                 np.testing.assert_allclose(found, want, rtol=0, atol=2**-23)
                 np.testing.assert_array_equal(1 + found, 1 + want)

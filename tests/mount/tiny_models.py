@@ -1,4 +1,4 @@
-"""Tiny random models of transformers 5, one or more for each decoder family that it knows.
+"""Tiny random models of transformers 5, one or more for each family that it knows.
 
 ``python -m tests.mount.tiny_models save FOLDER`` saves each as FOLDER/<name>/, and its logits as FOLDER/<name>.npy.
 ``… load FOLDER OUTPUT`` loads every FOLDER/<name>/hf and writes its logits and what the loader complained of.
@@ -45,6 +45,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 8,
 }
 NEOX = {**WIDE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+BERT = {**WIDE, "tie_word_embeddings": True, "hidden_act": "relu", "layer_norm_eps": 1e-5}
+LABELS = {**WIDE, "num_labels": 5, "problem_type": "single_label_classification", "hidden_act": "gelu_new"}
+ESM = {**WIDE, "tie_word_embeddings": True, "mask_token_id": 3, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+ROTARY = {"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False}
 GEMMA2 = {**GROUPS, "tie_word_embeddings": True, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 4}
 
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -78,8 +82,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Mpt",
         {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 16},
     ),
+    "bert": ("bert", "BertForPreTraining", BERT),
+    "bert-untied": ("bert", "BertForPreTraining", {**WIDE, "type_vocab_size": 2}),
+    "bert-sequence": ("bert-sequence-classifier", "BertForSequenceClassification", LABELS),
+    "bert-token": ("bert-token-classifier", "BertForTokenClassification", LABELS),
+    "bert-qa": ("bert-qa", "BertForQuestionAnswering", WIDE),
+    "roberta": ("roberta", "RobertaForMaskedLM", {**BERT, "hidden_act": "gelu", "pad_token_id": 4}),
+    "roberta-untied": ("roberta", "RobertaForMaskedLM", {**WIDE, "pad_token_id": 1, "type_vocab_size": 1}),
+    "esm-rotary": ("esm-2", "EsmForMaskedLM", {**ESM, **ROTARY}),
+    "esm-learned": ("esm-2", "EsmForMaskedLM", {**ESM, "emb_layer_norm_before": True}),
 }
-"""Name -> model family, class name without its ending, fields of the config that are not the defaults."""
+"""Name -> model family, class name (of decoders without its ending), config fields that are not the defaults."""
 
 
 def save(folder: Path) -> None:
@@ -90,7 +103,8 @@ def save(folder: Path) -> None:
     for seed, (name, (_, kind, fields)) in enumerate(MODELS.items()):
         torch.manual_seed(seed)
         causal = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-        model = getattr(transformers, causal)(getattr(transformers, f"{kind}Config")(**fields)).eval()
+        model_class = getattr(transformers, kind if "For" in kind else causal)
+        model = model_class(model_class.config_class(**fields)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -101,10 +115,13 @@ def save(folder: Path) -> None:
 def load(folder: Path, output: Path) -> None:
     """Load what is shown in *folder*, as a user does: OUTPUT/<name>.npy, and <name>.json with the loader's report."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     for path in sorted(folder.glob("*/hf")):
-        model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        named = json.loads((path / "config.json").read_text())["architectures"][0]
+        decoder = named.endswith(("ForCausalLM", "LMHeadModel"))
+        loader = transformers.AutoModelForCausalLM if decoder else getattr(transformers, named)
+        model, report = loader.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
         name = path.parent.name
         (output / f"{name}.json").write_text(json.dumps({k: sorted(map(str, v)) for k, v in report.items() if v}))
         keep_logits(model.eval(), output / f"{name}.npy")
@@ -116,7 +133,10 @@ def keep_logits(model: Any, path: Path) -> None:
     import torch
 
     with torch.no_grad():
-        np.save(path, model(torch.arange(2, 14)[None]).logits.numpy())
+        for parameter in model.parameters():  # to memory aligned alike: sums of a single row depend on it
+            parameter.data = parameter.data.clone()
+        found = model(torch.arange(2, 14)[None])
+    np.save(path, np.concatenate([x.numpy().reshape(-1) for name, x in found.items() if name.endswith("logits")]))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from ckptfs.mappings.families.bert import (
     TRANSFORM,
     WORDS,
     layers,
+    norm,
 )
 from ckptfs.mappings.families.bert import NAMES as BERT_NAMES
 from ckptfs.mappings.families.decoder import numbers
@@ -47,10 +48,10 @@ LAYER = [
     *only_when(rotary, *TURNED),
     *only_when(learned, *QUERY_KEY),
     *LINEAR,
-    same("attention.LayerNorm.{p}", "norm1.{p}"),
-    same("LayerNorm.{p}", "norm2.{p}"),
-    *hf_only("attention.self.rotary_embeddings.inv_freq"),
+    *norm("attention.LayerNorm", "norm1"),
+    *norm("LayerNorm", "norm2"),
 ]
+INV_FREQ = "attention.self.rotary_embeddings.inv_freq"
 ENCODER = [
     WORDS,
     *only_when(learned, POSITIONS),
@@ -61,6 +62,8 @@ ENCODER = [
     same("encoder.emb_layer_norm_after.{p}", "transformer_encoder.norm.{p}"),
     POOLER,
     *hf_only("contact_head.regression.{p}"),
+    *hf_only("encoder.layer.{i}." + INV_FREQ, "rotary_embeddings.inv_freq"),
+    *hf_only("encoder.layer.*." + INV_FREQ),  # transformers 5 saves its one buffer under this very name
 ]
 TENSORS = Table(
     (

@@ -124,6 +124,6 @@ ROBERTA = replace(
     hf_type="roberta",
     architecture="RobertaForMaskedLM",
     mup="refuse",
-    cs_marks=HEAD,
+    cs_marks={"disable_nsp": True, "mask_padding_in_positional_embed": True},
     notes="no pooler; its Cerebras configs say name: bert, as bert's",
 )
