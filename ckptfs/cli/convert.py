@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ckptfs.cli.options import reading_options, size
+from ckptfs.cli.output import printable
 
 
 @click.command("convert")
@@ -64,6 +65,8 @@ def command(checkpoint: str, **options: Any) -> None:
             written = write_outputs(files, folder, force=options["force"], progress=progress)
     for path in written:
         click.echo(path)
+    for warning in view.warnings:
+        click.echo(f"ckptfs: {printable(warning)}", err=True)
 
 
 @contextmanager

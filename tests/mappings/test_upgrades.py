@@ -445,4 +445,4 @@ def test_hugging_face_reaches_older_releases() -> None:
 def test_a_change_knows_its_direction() -> None:
     about = About("gpt2", "gpt2", (2, 1), (2, 0))
     rename = Rename({"old": "new"})
-    assert list(rename.apply({"new": Item("new", "none")}, Setting(about, {}, []))) == ["old"]
+    assert list(rename.apply({"new": Item("new", "none")}, Setting(about, False, {}, []))) == ["old"]

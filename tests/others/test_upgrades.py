@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import ckptfs
+from ckptfs.convert import outputs, write_outputs
 from ckptfs.errors import CkptfsError
 from ckptfs.formats.source import Node, Source
 from ckptfs.tensors.read import to_bytes
+from tests.conftest import Mounter
 from tests.others.cases import Run, runs
+from tests.reference.test_cstorch import PYTHON, loaded
 
 RIGHT_HERE = {
     "cs_current_refused": "the newest release can be written here",
@@ -99,3 +103,62 @@ def test_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(CkptfsError) as refusal:
         converted(run, tmp_path, monkeypatch)
     assert "\n" not in str(refusal.value)
+
+
+SHOWN = ["t5-upgrades/1.6_to_1.8", "gpt2-upgrades/1.9_to_2.0_dataloader_iterable", "gpt2-upgrades/cs_auto_2.4"]
+"""A few that go all the way to a file."""
+TO_FILES = [r for r in WHOLE if any(name in str(r) for name in SHOWN)]
+
+
+def options(run: Run) -> list[object]:
+    return ["--model", run.model, "--src-fmt", run.src, "--tgt-fmt", run.tgt, "--config", run.folder / "cs.yaml"]
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("run", TO_FILES, ids=str)
+def test_mounted_and_converted(run: Run, tmp_path: Path, mounter: Mounter) -> None:
+    mnt, source = mounter.mountpoint(), run.checkpoint(tmp_path)
+    done = mounter.ckptfs("mount", source, mnt, *options(run))
+    assert done.returncode == 0, done.stderr
+    with ckptfs.open(mnt / "cs/checkpoint.mdl") as shown:
+        assert unlike(entries(shown.source), recorded(run)) == []
+        assert shown.source.release == f"{run.tgt[3:]}.0"
+    assert yaml.safe_load((mnt / "cs/params.yaml").read_text()) == run.expected["config"]
+    done = mounter.ckptfs("convert", source, *options(run), "--output-dir", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    names = [tmp_path / "out" / name for name in run.step["output_files"]]
+    assert done.stdout.split() == list(map(str, names))
+    assert [n.read_bytes() for n in names] == [
+        (mnt / f"cs/{n}").read_bytes() for n in ("checkpoint.mdl", "params.yaml")
+    ]
+    assert ("ckptfs:" in done.stderr) == (run.src in ("cs-1.6", "cs-1.9"))  # something is left out
+
+
+@pytest.mark.reference
+@pytest.mark.skipif(not PYTHON, reason="CKPTFS_CSTORCH_PYTHON names no Python with cerebras_pytorch")
+@pytest.mark.parametrize("compress", [None, "lz4"])
+@pytest.mark.parametrize("run", TO_FILES, ids=str)
+def test_the_reference_loads_it(
+    run: Run, compress: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = converted(run, tmp_path, monkeypatch)
+    files = outputs(view.plan, "cs.mdl", "cs.yaml", shard_bytes=10**9, safetensors=False, compress=compress)
+    (path, _) = write_outputs(files, str(tmp_path / "out"))
+    (found,) = loaded(Path(path))
+    leaves: dict[str, Any] = {}
+    flat(found, "", leaves, {})
+    expected = {key: want for key, want in recorded(run).items() if "empty" not in want}
+    assert leaves == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
+
+
+def flat(described: Any, path: str, leaves: dict[str, Any], seen: dict[str, Any]) -> None:
+    """Key to hash or printed value, of what the reference's script describes."""
+    kind, what, *rest = described
+    if kind in ("dict", "OrderedDict"):
+        for key, value in what:
+            flat(value, f"{path}.{key}" if path else str(key), leaves, seen)
+    elif kind in ("list", "tuple"):
+        for i, value in enumerate(what):
+            flat(value, f"{path}.{i}", leaves, seen)
+    else:
+        leaves[path] = seen[f".{path}"] = seen[what] if kind == "same" else rest[-1] if rest else what

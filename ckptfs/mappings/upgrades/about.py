@@ -17,6 +17,8 @@ class About:
     """``model.name`` in Cerebras configs from release 2.4 on."""
     frm: Release
     to: Release
+    variants: tuple[str, str] = ("", "")
+    """The variants of the two formats; they differ in steps between layouts of one release."""
 
     @property
     def up(self) -> bool:

@@ -97,7 +97,8 @@ def _config(family: Family, config: Mapping[str, Any], move: Move, warnings: lis
 
 def _about(family: Family, move: Move) -> About:
     assert move.frm.release is not None and move.to.release is not None
-    return About(family.name, family.cs_name, move.frm.release, move.to.release)
+    variants = (move.frm.variant, move.to.variant)
+    return About(family.name, family.cs_name, move.frm.release, move.to.release, variants)
 
 
 def _apply(
@@ -110,7 +111,8 @@ def _apply(
                 "without optimizer, step and the like"
             )
         states.keep_model_only(state)
-    setting = Setting(_about(family, move), model_section(config) if move.changes else {}, warnings, drop)
+    section = model_section(config) if move.changes else {}
+    setting = Setting(_about(family, move), move.up, section, warnings, drop)
     for change in move.changes:
         state.model = change.apply(state.model, setting)
 

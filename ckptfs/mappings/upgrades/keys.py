@@ -43,7 +43,7 @@ class Rename:
     names: Mapping[str, str]
 
     def apply(self, model: Model, setting: Setting) -> Model:
-        names = self.names if setting.about.up else {new: old for old, new in self.names.items()}
+        names = self.names if setting.up else {new: old for old, new in self.names.items()}
         heads = {old: new for old, new in names.items() if old.endswith(".")}
 
         def name(key: str) -> str:
@@ -60,7 +60,7 @@ class DropPrefix:
     """Downwards a leading ``model.`` goes; upwards keys stay as they are."""
 
     def apply(self, model: Model, setting: Setting) -> Model:
-        return model if setting.about.up else renamed(model, bare)
+        return model if setting.up else renamed(model, bare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Naming:
     as_hf: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
     def apply(self, model: Model, setting: Setting) -> Model:
-        to: Side = "cs" if setting.about.up else "hf"
+        to: Side = "cs" if setting.up else "hf"
         section = setting.section
         model_name = setting.about.family
         dims = self.dims(model_name, section) if to == "hf" else {}

@@ -26,6 +26,8 @@ class Setting:
     """What a change may know: the step, the ``model`` section it starts from, and where warnings go."""
 
     about: About
+    up: bool
+    """Whether the step is taken from its old to its new format."""
     section: Mapping[str, Any]
     warnings: list[str]
     drop_unmatched: bool = False
@@ -64,9 +66,14 @@ class Move:
     to: Format
 
     @property
+    def up(self) -> bool:
+        """Whether it is taken from the old to the new format."""
+        return self.frm == self.step.old
+
+    @property
     def changes(self) -> tuple[Change, ...]:
         """Its changes in the order in which they are made."""
-        return self.step.changes if self.frm == self.step.old else self.step.changes[::-1]
+        return self.step.changes if self.up else self.step.changes[::-1]
 
 
 def step(
