@@ -38,7 +38,10 @@ BUFFERS = (
     "embeddings.position_ids",
 )
 """Made by ckptfs for GPT-2, GPT-NeoX and BERT, as the converter does; transformers 5 has no such tensors."""
-COPIES = ("cls.predictions.decoder.bias", "lm_head.decoder.bias")
+COPIES = (
+    *("cls.predictions.decoder.bias", "lm_head.decoder.bias"),
+    *("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+)
 """What transformers 5 leaves out, because it is tied, and ckptfs writes, as the converter does."""
 LOST = ("contact_head.regression.weight", "contact_head.regression.bias", "rotary_embeddings.inv_freq")
 """What Cerebras has no place for; ESM's logits do not depend on it."""

@@ -50,6 +50,18 @@ LABELS = {**WIDE, "num_labels": 5, "problem_type": "single_label_classification"
 ESM = {**WIDE, "tie_word_embeddings": True, "mask_token_id": 3, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 ROTARY = {"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False}
 GEMMA2 = {**GROUPS, "tie_word_embeddings": True, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 4}
+T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 6,
+    "d_ff": 40,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "relative_attention_num_buckets": 8,
+    "layer_norm_epsilon": 1e-5,
+}
+T5_1_1 = {**T5, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}
 
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("gpt2", "GPT2", {**GPT, "n_inner": 40}),
@@ -91,8 +103,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "roberta-untied": ("roberta", "RobertaForMaskedLM", {**WIDE, "pad_token_id": 1, "type_vocab_size": 1}),
     "esm-rotary": ("esm-2", "EsmForMaskedLM", {**ESM, **ROTARY}),
     "esm-learned": ("esm-2", "EsmForMaskedLM", {**ESM, "emb_layer_norm_before": True}),
+    "t5": ("t5", "T5ForConditionalGeneration", T5),
+    "t5-gated": ("t5", "T5ForConditionalGeneration", T5_1_1),
 }
 """Name -> model family, class name (of decoders without its ending), config fields that are not the defaults."""
+
+UNTIED = ("t5-gated",)
+"""Models that transformers 5 ties when it makes them, while those that were trained have a head of their own."""
 
 
 def save(folder: Path) -> None:
@@ -105,6 +122,8 @@ def save(folder: Path) -> None:
         causal = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
         model_class = getattr(transformers, kind if "For" in kind else causal)
         model = model_class(model_class.config_class(**fields)).eval()
+        if name in UNTIED:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -132,10 +151,12 @@ def keep_logits(model: Any, path: Path) -> None:
     import numpy as np
     import torch
 
+    tokens = torch.arange(2, 14)[None]
+    more = {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         for parameter in model.parameters():  # to memory aligned alike: sums of a single row depend on it
             parameter.data = parameter.data.clone()
-        found = model(torch.arange(2, 14)[None])
+        found = model(tokens, **more)
     np.save(path, np.concatenate([x.numpy().reshape(-1) for name, x in found.items() if name.endswith("logits")]))
 
 
