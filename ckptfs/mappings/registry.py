@@ -31,6 +31,8 @@ from ckptfs.mappings.families.t5 import T5
 from ckptfs.mappings.families.vit import CLIP_VIT, VIT, VIT_HEADLESS
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import SIDES
+from ckptfs.mappings.upgrades.families import steps_of
+from ckptfs.mappings.upgrades.steps import formats_of
 
 _ALIASES = {
     "llama": ("llamaV2", "code-llama", "wizardlm"),
@@ -118,9 +120,16 @@ def by_hf_type(model_type: str) -> list[Family]:
 
 
 def entries(model: str | None = None) -> list[Entry]:
-    """All names with their formats, or those of one model."""
+    """All names with their formats, or those of one model: with Hugging Face, then between Cerebras releases."""
     chosen = [family(model)] if model else list(FAMILIES.values())
-    return [Entry(f.name, "hf" if f.hf_side else f.span(), f.span(), f.architecture, f.notes) for f in chosen]
+    return [entry for f in chosen for entry in _entries(f)]
+
+
+def _entries(f: Family) -> Iterator[Entry]:
+    releases = formats_of(steps_of(f))
+    if f.hf_side:
+        yield Entry(f.name, "hf", releases, f.architecture, f.notes)
+    yield Entry(f.name, releases, releases, "", "" if f.hf_side else f.notes)
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -130,6 +139,7 @@ def describe(name: str) -> dict[str, Any]:
         "model": f.name,
         "architecture": f.architecture,
         "formats": f.known(),
+        "releases": formats_of(steps_of(f)),
         "mup": f.mup,
         "notes": f.notes,
         "tensors": list(_rules(f)),
