@@ -26,7 +26,7 @@ from ckptfs.tensors.expr import (
     Transposed,
     closed_block,
 )
-from ckptfs.tensors.made import causal_mask, constant, filled, seeded_normal
+from ckptfs.tensors.made import causal_mask, constant, filled, numbered, seeded_normal
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy
 from ckptfs.tensors.reindex import rope_pairs
 from tests.factories import ArrayTensor
@@ -72,6 +72,7 @@ CASES: dict[str, Case] = {
     ),
     "inner order": (lambda: InnerOrder(ArrayTensor(C), (4, 5), (2, 1), (6, 20)), C.transpose(0, 2, 1).reshape(6, 20)),
     "scaled": (lambda: elementwise(ArrayTensor(A), ("multiply", 1.5)), A * np.float32(1.5)),
+    "numbered": (lambda: numbered(9), np.arange(9)[None]),
     "mask": (lambda: causal_mask(9), np.tril(np.ones((9, 9), np.uint8))[None, None]),
     "constant": (lambda: constant("int64", [[1, 2], [3, -4]]), np.array([[1, 2], [3, -4]])),
     "scalar": (lambda: filled("float32", (), -1e4), np.float32(-1e4)),

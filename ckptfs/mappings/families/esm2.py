@@ -120,10 +120,9 @@ def dropout(fields: Fields) -> Config:
 
 
 def usual_rotary(fields: Fields) -> Config:
-    """Refuses what Cerebras has no fields for."""
-    for name, usual in (("rope_theta", 10000), ("head_dim", None)):
-        if fields.get(name) not in (None, usual):
-            fields.refuse(name, f"only {usual} can be converted")
+    """Refuses another base, which Cerebras has no field for."""
+    if fields["position_embedding_type"] == "rotary" and fields.get("rope_theta") not in (None, 10000):
+        fields.refuse("rope_theta", "only 10000 can be converted")
     return {}
 
 
