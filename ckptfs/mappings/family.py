@@ -47,12 +47,16 @@ class Family:
     """The family itself, for a name whose table depends on the config (``config.json``, or the ``model`` section)."""
     newest_config: bool = False
     """Whether Cerebras configs of all releases are written as the newest one's."""
+    nameless: bool = False
+    """Whether Cerebras configs do without ``model.name``."""
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
     components: tuple[str, ...] = ()
     """The folders of a Hugging Face side that is several models; see `ckptfs.mappings.components`."""
     sections: tuple[str, ...] = ()
     """Nested parts of the ``model`` section whose fields the tables know, such as ``q_encoder``."""
+    hf_sections: tuple[str, ...] = ()
+    """The same for ``config.json``, such as ``text_config``."""
     files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = no_files
     """JSON files beside the configs, by path, for the configs by component."""
     paths: tuple[str, ...] = ()

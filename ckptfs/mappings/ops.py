@@ -19,6 +19,7 @@ from ckptfs.tensors.elementwise import elementwise
 from ckptfs.tensors.expr import (
     ColJoin,
     ColSlice,
+    InnerOrder,
     Order,
     Reshaped,
     RowJoin,
@@ -210,6 +211,31 @@ class Reshape:
             if x.shape[: self.hf_ones] != ones:
                 raise ShapeError("tensor", x.shape, f"its first {self.hf_ones} axes must be 1")
         return [Reshaped(x, x.shape[self.hf_ones :]) for x in xs]
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """A convolution's kernel (out, channels, side, side) <-> a matrix (out, side * side * channels), channels last.
+
+    *channels* and *side* are dims names.
+    """
+
+    channels: str
+    side: str
+    back: bool = False
+
+    def inverse(self) -> Op:
+        return Patches(self.channels, self.side, not self.back)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        n, side = dims[self.channels], dims[self.side]
+        kernel, row = (n, side, side), (side * side * n,)
+        given, wanted = (row, kernel) if self.back else (kernel, row)
+        inner, axes = ((side, side, n), (3, 1, 2)) if self.back else (kernel, (2, 3, 1))
+        for x in xs:
+            if x.shape[1:] != given:
+                raise ShapeError("patch embedding", x.shape, f"patches must be {side} x {side} with {n} channels")
+        return [InnerOrder(x, inner, axes, (x.shape[0], *wanted)) for x in xs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
     state = {_strip(k, family): t for k, t in held.items()}
     if how:
         state = mup.fold_tensors(family.name, family.mup_rules, model, how, state)
-    context = Context(family.name, family.dims(family.name, cs), flat(hf, family.components), cs)
+    context = Context(family.name, family.dims(family.name, cs), _flat_hf(family, hf), cs)
     _refuse_gaps(family, source, "cs", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
     if _sideband(config):
@@ -92,7 +92,7 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
 
 def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Format, drop_unmatched: bool) -> View:
     whole = cs_config(family, config, tgt)
-    config = flat(config, family.components)
+    config = _flat_hf(family, config)
     hf = family.hf_config(config).source(family.name, config, "hf")
     cs = family.config.source(family.name, flat(whole["model"], family.sections), "cs")
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
@@ -160,12 +160,12 @@ def without_lora(
 def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[str, Any]:
     """The whole Cerebras config of release *tgt* for a ``config.json``."""
     assert tgt.release is not None
-    config = flat(config, family.components)
+    config = _flat_hf(family, config)
     table = family.hf_config(config)
     cs = table.convert(family.name, table.source(family.name, config, "hf"), "cs")
     halves = [config[f"{prefix}use_bfloat16"] for prefix in family.prefixes() if f"{prefix}use_bfloat16" in config]
     if tgt.release >= (2, 4) or family.newest_config:
-        cs.setdefault("name", family.cs_name)
+        cs |= {} if family.nameless or "name" in cs else {"name": family.cs_name}
     elif (2, 1) <= tgt.release <= (2, 3) and halves:
         cs.setdefault("fp16_type", "bfloat16" if any(halves) else "float16")
     return put_out(nest(cs), table.outside)
@@ -210,6 +210,14 @@ def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, dr
                 raise MappingError(
                     f"{family.name}: {key} cannot be shown: {why}. Use --drop-unmatched-keys to leave it out"
                 )
+
+
+def _flat_hf(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config.json``, by component where there are several, with sections beside its own fields; see `flat`."""
+    if family.components:
+        return flat(config, family.components)
+    given = {name: value for name, value in config.items() if value is not None or name not in family.hf_sections}
+    return flat({**{name: {} for name in family.hf_sections}, **given}, family.hf_sections)
 
 
 def _strip(key: str, family: Family) -> str:

@@ -23,6 +23,7 @@ from ckptfs.mappings.families.gpt_neox import GPT_NEOX, GPT_NEOX_HEADLESS
 from ckptfs.mappings.families.gptj import CODEGEN, CODEGEN_HEADLESS, GPTJ, GPTJ_HEADLESS
 from ckptfs.mappings.families.llama import LLAMA, LLAMA_HEADLESS
 from ckptfs.mappings.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS
+from ckptfs.mappings.families.mllama import MLLAMA
 from ckptfs.mappings.families.mpt import MPT, MPT_HEADLESS
 from ckptfs.mappings.families.roberta import ROBERTA
 from ckptfs.mappings.families.santacoder import SANTACODER, SANTACODER_HEADLESS
@@ -51,7 +52,7 @@ _FAMILIES = (
     *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
     *(T5,),
     *(BERT, QUESTIONS, SEQUENCE, TOKENS, SUMMARIZATION, ROBERTA, ESM2),
-    *(DPO,),
+    *(DPO, MLLAMA),
     *(VIT, VIT_HEADLESS, CLIP_VIT, DPR_FAMILY, DRAGON_FAMILY),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}

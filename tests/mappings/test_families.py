@@ -17,13 +17,13 @@ from ckptfs.mappings import registry
 from ckptfs.mappings.config import OneOf
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.matching import convert_tensors
-from ckptfs.mappings.ops import Cut, Reshape, Stack, Transpose
+from ckptfs.mappings.ops import Cut, Patches, Reshape, Stack, Transpose
 from ckptfs.mappings.table import SIDES, Context, Rule, Side
 from ckptfs.mappings.template import PARAMS
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy
 from tests.factories import ArrayTensor
 
-DIMS = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6}
+DIMS = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6, "channels": 3, "patch": 2}
 HF = {"n_positions": 9, "max_position_embeddings": 9, "tie_word_embeddings": True, "rotary_emb_base": 10000}
 CS = {"num_classes": 5}
 FAMILIES = [f for f in registry.FAMILIES.values() if not f.notes.startswith("alias")]
@@ -81,6 +81,8 @@ def flat_shape(rule: Rule, side: Side, index: int, key: str) -> tuple[int, ...]:
         return (rows,)
     if side == "cs" and any(isinstance(op, Stack) for op in rule.ops):
         return (rows, 3, 24)
+    if any(isinstance(op, Patches) for op in rule.ops):
+        return (24, 3, 2, 2) if side == "hf" else (24, 12)
     swapped = side == "hf" and any(isinstance(op, Transpose) for op in rule.ops)
     return (24, rows) if swapped else (rows, 24)
 

@@ -18,6 +18,8 @@ import yaml
 HERE = Path(__file__).parent
 CORRECTED = {("esm-2", "model_type", "bert"): "esm"}
 """(model, field, recorded value of ``config.json``): what is right instead, as docs/differences.md says."""
+ADDED = {"mllama": {"model_type": "mllama", "vision_config": {"max_num_tiles": 2}}}
+"""By model, what a recorded ``config.json`` lacks, so that loaders fail or take another model."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,13 @@ class Run:
 
 def corrected(run: Run, config: dict[str, Any]) -> dict[str, Any]:
     """A recorded ``config.json`` as it should be."""
-    return {
+    right = {
         name: CORRECTED.get((run.model, name, value), value) if isinstance(value, str) else value
         for name, value in config.items()
     }
+    for name, value in ADDED.get(run.model, {}).items():
+        right[name] = {**right[name], **value} if isinstance(value, dict) else value
+    return right
 
 
 def unpacked(path: Path, tmp: Path) -> Path:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.errors import ConfigError, MissingField, UnsupportedValue
 from ckptfs.formats.source import Tensor
+from ckptfs.mappings.components import within
 from ckptfs.mappings.config import WRONG_TYPES, Fields
 from ckptfs.tensors.elementwise import Step, elementwise
 
@@ -47,13 +48,18 @@ class Rules:
     old: Generation | None = None
 
 
-def under(prefix: str, rules: Rules) -> Rules:
-    """*rules* for a model whose keys stand behind *prefix*."""
-    return Rules(_under(prefix, rules.new), _under(prefix, rules.old) if rules.old else None)
+def under(prefix: str, rules: Rules, section: str = "") -> Rules:
+    """*rules* for a model whose keys stand behind *prefix*, and its fields behind *section*."""
+    return Rules(_under(prefix, rules.new, section), _under(prefix, rules.old, section) if rules.old else None)
 
 
-def _under(prefix: str, part: Generation) -> Generation:
-    return replace(part, folds=tuple(replace(f, keys=tuple(prefix + key for key in f.keys)) for f in part.folds))
+def _under(prefix: str, part: Generation, section: str) -> Generation:
+    folds = tuple(Fold(tuple(prefix + key for key in f.keys), _inside(f.steps, section)) for f in part.folds)
+    return Generation(tuple(section + name for name in part.fields), folds)
+
+
+def _inside(steps: Callable[[Fields], Steps], section: str) -> Callable[[Fields], Steps]:
+    return lambda fields: steps(Fields(fields.model, within(fields, section)))
 
 
 def style(model: str, config: Mapping[str, Any]) -> Style | None:
@@ -72,9 +78,7 @@ def fold_config(model: str, rules: Rules, config: Mapping[str, Any], how: Style)
     """*config* (the model section) without muP; a tie of head and embedding is dissolved, if the config has one."""
     gone = _generation(model, rules, how).fields
     kept = {name: value for name, value in config.items() if name not in gone}
-    if "share_embedding_weights" in kept:
-        kept["share_embedding_weights"] = False
-    return kept
+    return kept | {name: False for name in kept if name.rpartition("/")[2] == "share_embedding_weights"}
 
 
 def fold_tensors(
