@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from ckptfs import fuse
+from ckptfs.cache import keep_freed_memory
 from ckptfs.errors import CkptfsError, MountError
 from ckptfs.fuse import MountOptions
 from ckptfs.mounts import WAIT_S, mount_at, raise_read_ahead, read_ahead_file, resolve, unmount
@@ -45,6 +46,7 @@ def mount_in_foreground(
 ) -> None:
     """Mount *tree* and serve it until it is unmounted or a signal ends it; the log goes to stderr or *log_file*."""
     _log_to(_open_log(log_file) if log_file else sys.stderr, log_level)
+    keep_freed_memory()
     with _pid_file(mountpoint):
         fuse.serve(tree, mountpoint, options, lambda: _settle(mountpoint, options, on_ready))
 
@@ -118,6 +120,7 @@ def _daemon(
         os.setsid()
         _detach(out)
         _log_to(sys.stderr, log_level)
+        keep_freed_memory()
         with _pid_file(mountpoint):
             ready = partial(_report, report, _READY)
             fuse.serve(tree, mountpoint, options, lambda: _settle(mountpoint, options, ready))

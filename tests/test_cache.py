@@ -34,6 +34,15 @@ def test_a_tile_over_budget_is_made_and_not_kept() -> None:
     assert cache.nbytes == 0
 
 
+def test_a_tile_leaves_when_all_of_it_was_used() -> None:
+    cache = TileCache(1000)
+    for share in (0.5, 0.25, 0.25):
+        cache.get("a", lambda: tile(100), share)
+    assert (cache.misses, cache.nbytes) == (1, 0)
+    cache.get("a", lambda: tile(100), 0.5)
+    assert (cache.misses, cache.nbytes) == (2, 100)
+
+
 def test_many_threads_make_a_tile_once() -> None:
     cache = TileCache(1000)
     made = []

@@ -15,13 +15,14 @@ import ckptfs
 
 ROOT = Path(ckptfs.__file__).parent
 BASE = ["errors", "dtypes"]
-EVERYTHING_BELOW = [*BASE, "cache", "formats*", "tensors*", "mappings*", "layouts*", "legacy*"]
+EVERYTHING_BELOW = [*BASE, "cache", "native", "formats*", "tensors*", "mappings*", "layouts*", "legacy*"]
 MAY_IMPORT = {
     "errors": [],
     "dtypes": [],
     "cache": BASE,
+    "native": ["cache"],
     "formats.h5_graph": [*BASE, "formats.source", "tensors.elementwise"],  # a reader that has to compute
-    "formats*": [*BASE, "cache", "formats*"],
+    "formats*": [*BASE, "cache", "native", "formats*"],
     "tensors*": [*BASE, "cache", "tensors*", "formats.source", "formats.spans"],
     "mappings*": [*BASE, "tensors*", "mappings*", "formats.source"],
     "layouts*": [*BASE, "cache", "tensors*", "layouts*", "formats.source"],
@@ -40,7 +41,7 @@ MAY_IMPORT = {
     "fuse": ["errors", "stats", "tree*", "layouts.extent"],
     "environment": ["errors", "fuse", "mounts"],
     "mounts": ["errors"],
-    "daemon": ["errors", "tree*", "fuse", "mounts", "environment"],
+    "daemon": ["errors", "cache", "tree*", "fuse", "mounts", "environment"],
     "cli*": ["*"],
     "__main__": ["cli*"],
     "__init__": ["*"],

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs import native
 from ckptfs.cache import TileCache, scratch
 from ckptfs.dtypes import DType
 from ckptfs.errors import CorruptChunk
@@ -91,6 +92,19 @@ class ChunkedTensor:
             if one_row or not h5_plain.fill_span(self, plan, start + done, part):
                 read_blocks(self, start + done, part)
             done += n
+
+    def read_transposed(self, row: int, col: int, out: Words) -> bool:
+        """As in `spans`; False when the chunks it lies in are not all plain, or there is no fast way."""
+        if not (self._is_tiled and native.can_transpose(out)):
+            return False
+        plan = self._plan or self._make_plan()
+        wide, done = self.chunk[1], 0
+        while done < len(out):
+            n = min(len(out) - done, wide - (col + done) % wide)
+            if not h5_plain.fill_transposed(self, plan, row, col + done, out[done : done + n]):
+                return False
+            done += n
+        return True
 
     @property
     def _is_tiled(self) -> bool:
@@ -209,7 +223,7 @@ def _read_run(
     if h5_plain.all_plain(tensor, plan, first, count):
         _read_plain(tensor, plan.data[first : first + count], inside, out)
         return
-    width = inside[-1][1] - inside[-1][0]
+    width, size = inside[-1][1] - inside[-1][0], math.prod(tensor.chunk)
     for i in range(first, first + count):
         part = out[..., (i - first) * width : (i - first + 1) * width]
         if states[i] == PLAIN:
@@ -217,7 +231,7 @@ def _read_run(
         elif states[i] == MISSING:
             part[...] = np.frombuffer(tensor.fill, tensor.dtype.word)[0]
         else:
-            tile = tensor.cache.get(("h5", tensor.serial, i), partial(_decode, tensor, plan, i))
+            tile = tensor.cache.get(("h5", tensor.serial, i), partial(_decode, tensor, plan, i), part.size / size)
             part[...] = tile[tuple(slice(*span) for span in inside)]
 
 

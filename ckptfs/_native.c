@@ -1,0 +1,245 @@
+/* The two loops of ckptfs that pay off in C: rows of neighbouring chunks side by side, and transposes.
+ *
+ * Plain C without Python's headers, called through ctypes (which gives the interpreter lock away). Everything here
+ * has a twin in numpy that gives the same bytes: formats/h5_plain.py and tensors/expr.py. Callers check all sizes.
+ */
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+typedef uint8_t byte;
+
+/* n bytes; the widths of real chunks' rows get code without a call. */
+static inline void copy_line(byte *out, const byte *in, int64_t n)
+{
+    switch (n) {
+    case 64: memcpy(out, in, 64); break;
+    case 128: memcpy(out, in, 128); break;
+    case 256: memcpy(out, in, 256); break;
+    default: memcpy(out, in, (size_t)n);
+    }
+}
+
+/* 0, or 1 + the offset where the file ends, or -errno. */
+static int64_t read_exactly(int fd, byte *out, int64_t n, int64_t offset)
+{
+    while (n > 0) {
+        ssize_t got = pread(fd, out, (size_t)n, (off_t)offset);
+        if (got < 0) {
+            if (errno == EINTR)
+                continue;
+            return -(int64_t)errno;
+        }
+        if (got == 0)
+            return offset + 1;
+        out += got;
+        n -= got;
+        offset += got;
+    }
+    return 0;
+}
+
+/* One line: the part of row r in chunk i, cut at the edges of what is wanted. */
+typedef struct {
+    int64_t wide, cols, head, end, pitch;
+    byte *out;
+} span;
+
+static inline void place(const span *s, const byte *in, int64_t r, int64_t i)
+{
+    int64_t left = i * s->wide, width = left + s->wide < s->cols ? s->wide : s->cols - left;
+    int64_t at = r * s->cols + left, a = at < s->head ? s->head - at : 0, b = at + width > s->end ? s->end - at : width;
+    if (a < b)
+        copy_line(s->out + r * s->pitch + left + a - s->head, in + a, b - a);
+}
+
+/* Bytes [head, head + nbytes) of rows that lie across `count` neighbouring chunks, into `out`.
+ *
+ * starts:  where in the file the first wanted row of each chunk lies
+ * wide:    bytes of a chunk's row;  cols: bytes of the matrix's row, at most count * wide
+ * pitch:   distance of rows in `out`, which stands for the byte `head` of the first row
+ * scratch: at least wide bytes; pieces of several chunks are read into it, then placed row by row, for whole
+ *          cache lines of `out` are written faster than parts of them
+ * Returns 0, or 1 + the offset where the file ends, or -errno.
+ */
+int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t count, int64_t wide, int64_t cols, int64_t head,
+                      int64_t nbytes, byte *out, int64_t pitch, byte *scratch, int64_t scratch_nbytes)
+{
+    span s = {wide, cols, head, head + nbytes, pitch, out};
+    int64_t rows = (s.end + cols - 1) / cols, room = scratch_nbytes / wide;
+    int64_t high = rows < room ? rows : room, group = room / high;
+    for (int64_t top = 0; top < rows; top += high)
+        for (int64_t first = 0; first < count; first += group) {
+            int64_t n = rows - top < high ? rows - top : high, m = count - first < group ? count - first : group;
+            for (int64_t i = 0; i < m; i++) {
+                /* the cut first and last rows may not touch a chunk at all: its bytes are then not even read */
+                int64_t left = (first + i) * wide, from = top == 0 && left + wide <= head ? 1 : 0;
+                int64_t upto = top + n == rows && (rows - 1) * cols + left >= s.end ? n - 1 : n;
+                if (from >= upto)
+                    continue;
+                int64_t failed = read_exactly(fd, scratch + (i * n + from) * wide, (upto - from) * wide,
+                                              starts[first + i] + (top + from) * wide);
+                if (failed)
+                    return failed;
+            }
+            for (int64_t r = 0; r < n; r++)
+                for (int64_t i = 0; i < m; i++)
+                    place(&s, scratch + (i * n + r) * wide, top + r, first + i);
+        }
+    return 0;
+}
+
+static uint64_t big_endian(const byte *in, int n)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < n; i++)
+        value = value << 8 | in[i];
+    return value;
+}
+
+enum { UNKNOWN, PLAIN, ENCODED };
+
+/* Find out about every `step`-th LZ4 chunk, each at its offset and of the size of a plain one of `nbytes`.
+ *
+ * Those whose state is known are left alone. Returns as gather.
+ */
+int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states)
+{
+    byte head[16];
+    for (int64_t i = 0; i < n; i += step) {
+        if (states[i] != UNKNOWN)
+            continue;
+        int64_t failed = read_exactly(fd, head, sizeof head, offsets[i]);
+        if (failed)
+            return failed;
+        uint64_t total = big_endian(head, 8), block = big_endian(head + 8, 4), stored = big_endian(head + 12, 4);
+        states[i] = total == (uint64_t)nbytes && stored == total && block >= total ? PLAIN : ENCODED;
+    }
+    return 0;
+}
+
+#if defined(__SSE2__)
+/* 8 x 8 elements of two bytes. */
+static inline void transpose_8x8(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch)
+{
+    __m128i r[8], s[8];
+    for (int i = 0; i < 8; i++)
+        r[i] = _mm_loadu_si128((const __m128i *)(in + i * in_pitch));
+    for (int i = 0; i < 4; i++) {
+        s[2 * i] = _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+        s[2 * i + 1] = _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+    }
+    r[0] = _mm_unpacklo_epi32(s[0], s[2]);
+    r[1] = _mm_unpackhi_epi32(s[0], s[2]);
+    r[2] = _mm_unpacklo_epi32(s[1], s[3]);
+    r[3] = _mm_unpackhi_epi32(s[1], s[3]);
+    r[4] = _mm_unpacklo_epi32(s[4], s[6]);
+    r[5] = _mm_unpackhi_epi32(s[4], s[6]);
+    r[6] = _mm_unpacklo_epi32(s[5], s[7]);
+    r[7] = _mm_unpackhi_epi32(s[5], s[7]);
+    for (int i = 0; i < 4; i++) {
+        _mm_storeu_si128((__m128i *)(out + 2 * i * out_pitch), _mm_unpacklo_epi64(r[i], r[i + 4]));
+        _mm_storeu_si128((__m128i *)(out + (2 * i + 1) * out_pitch), _mm_unpackhi_epi64(r[i], r[i + 4]));
+    }
+}
+
+/* 4 x 4 elements of four bytes. */
+static inline void transpose_4x4(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch)
+{
+    __m128i a = _mm_loadu_si128((const __m128i *)in), b = _mm_loadu_si128((const __m128i *)(in + in_pitch));
+    __m128i c = _mm_loadu_si128((const __m128i *)(in + 2 * in_pitch));
+    __m128i d = _mm_loadu_si128((const __m128i *)(in + 3 * in_pitch));
+    __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
+    __m128i AB = _mm_unpackhi_epi32(a, b), CD = _mm_unpackhi_epi32(c, d);
+    _mm_storeu_si128((__m128i *)out, _mm_unpacklo_epi64(ab, cd));
+    _mm_storeu_si128((__m128i *)(out + out_pitch), _mm_unpackhi_epi64(ab, cd));
+    _mm_storeu_si128((__m128i *)(out + 2 * out_pitch), _mm_unpacklo_epi64(AB, CD));
+    _mm_storeu_si128((__m128i *)(out + 3 * out_pitch), _mm_unpackhi_epi64(AB, CD));
+}
+#endif
+
+#define TRANSPOSE(name, type)                                                                                          \
+    static void name(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols)      \
+    {                                                                                                                  \
+        for (int64_t c = 0; c < cols; c++)                                                                             \
+            for (int64_t r = 0; r < rows; r++)                                                                         \
+                memcpy(out + c * out_pitch + r * (int64_t)sizeof(type), in + r * in_pitch + c * (int64_t)sizeof(type), \
+                       sizeof(type));                                                                                  \
+    }
+
+TRANSPOSE(transpose_1, uint8_t)
+TRANSPOSE(transpose_2, uint16_t)
+TRANSPOSE(transpose_4, uint32_t)
+TRANSPOSE(transpose_8, uint64_t)
+
+/* A tile that fits the first-level cache, by the widest way that there is. */
+static void transpose_tile(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols,
+                           int64_t size)
+{
+    int64_t r = 0, whole = 0;
+#if defined(__SSE2__)
+    int64_t step = size == 2 ? 8 : 4;
+    if (size == 2 || size == 4) {
+        whole = cols - cols % step;
+        r = rows - rows % step;
+        for (int64_t c = 0; c < whole; c += step)
+            for (int64_t top = 0; top < r; top += step) {
+                const byte *from = in + top * in_pitch + c * size;
+                byte *to = out + c * out_pitch + top * size;
+                if (size == 2)
+                    transpose_8x8(from, in_pitch, to, out_pitch);
+                else
+                    transpose_4x4(from, in_pitch, to, out_pitch);
+            }
+    }
+#endif
+    void (*one)(const byte *, int64_t, byte *, int64_t, int64_t, int64_t) =
+        size == 1 ? transpose_1 : size == 2 ? transpose_2 : size == 4 ? transpose_4 : transpose_8;
+    if (whole < cols)
+        one(in + whole * size, in_pitch, out + whole * out_pitch, out_pitch, r, cols - whole);
+    one(in + r * in_pitch, in_pitch, out + r * size, out_pitch, rows - r, cols);
+}
+
+enum { TILE = 64 };
+
+/* out[c][r] = in[r][c] for elements of 1, 2, 4 or 8 bytes; pitches in bytes. */
+void ckptfs_transpose(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols,
+                      int64_t size)
+{
+    for (int64_t r = 0; r < rows; r += TILE)
+        for (int64_t c = 0; c < cols; c += TILE)
+            transpose_tile(in + r * in_pitch + c * size, in_pitch, out + c * out_pitch + r * size, out_pitch,
+                           rows - r < TILE ? rows - r : TILE, cols - c < TILE ? cols - c : TILE, size);
+}
+
+/* Columns of rows that lie in `count` chunks one below the other, transposed: out[c][r].
+ *
+ * starts:   where in the file row 0 of each chunk lies
+ * high:     rows of a chunk;  wide: bytes of a chunk's row;  size: bytes of an element
+ * row, rows: the wanted rows, counted from the first row of the first chunk;  col, cols: the wanted elements of a row
+ * pitch:    distance of the lines of `out`
+ * Returns as gather.
+ */
+int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t count, int64_t high, int64_t wide, int64_t size,
+                                 int64_t row, int64_t rows, int64_t col, int64_t cols, byte *out, int64_t pitch,
+                                 byte *scratch, int64_t scratch_nbytes)
+{
+    int64_t room = scratch_nbytes / wide;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t from = row > i * high ? row - i * high : 0;
+        int64_t upto = row + rows < (i + 1) * high ? row + rows - i * high : high;
+        for (int64_t top = from; top < upto; top += room) {
+            int64_t n = upto - top < room ? upto - top : room;
+            int64_t failed = read_exactly(fd, scratch, n * wide, starts[i] + top * wide);
+            if (failed)
+                return failed;
+            ckptfs_transpose(scratch + col * size, wide, out + (i * high + top - row) * size, pitch, n, cols, size);
+        }
+    }
+    return 0;
+}

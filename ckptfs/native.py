@@ -1,0 +1,120 @@
+"""The C loops of ``_native.c``, where a compiler was there at installation.
+
+Without them numpy does the same work in more calls. ``CKPTFS_PURE_PYTHON=1`` in the environment does without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.cache import scratch
+
+SCRATCH = 1 << 18
+"""Bytes that are read before they are copied to their places: they stay in the second-level cache."""
+_Array = npt.NDArray[Any]
+_Pair = tuple[int, int]
+_SIGNATURES = {
+    "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 5, c_void_p, c_int64, c_void_p, c_int64),
+    "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "ckptfs_gather_transposed": (c_int, c_void_p, *[c_int64] * 8, c_void_p, c_int64, c_void_p, c_int64),
+    "ckptfs_transpose": (c_void_p, c_int64, c_void_p, *[c_int64] * 4),
+}
+
+
+def _load() -> ctypes.CDLL | None:
+    found = None if os.environ.get("CKPTFS_PURE_PYTHON") else importlib.util.find_spec("ckptfs._native")
+    if found is None or found.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(found.origin)
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, c_int64
+    except (OSError, AttributeError):  # built for another machine, or by another version
+        return None
+    return library
+
+
+LIBRARY = _load()
+
+
+class Truncated(Exception):
+    """The file ends at *offset*, before what was wanted."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+def gather(fd: int, starts: _Array, wide: int, cols: int, head: int, nbytes: int, out: _Array, pitch: int) -> None:
+    """Bytes ``[head, head + nbytes)`` of rows that lie across neighbouring chunks, into *out*, rows *pitch* apart.
+
+    *starts* (int64) says where the first row lies in each chunk, whose rows have *wide* bytes; rows of the matrix
+    have *cols* bytes. Raises `Truncated` and OSError.
+    """
+    assert LIBRARY is not None
+    buffer = scratch("native", max(SCRATCH, wide))
+    at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
+    _check(LIBRARY.ckptfs_gather(fd, at, len(starts), wide, cols, head, nbytes, line, pitch, room, buffer.nbytes))
+
+
+def gather_transposed(
+    fd: int,
+    starts: _Array,
+    chunk: tuple[int, int],
+    size: int,
+    rows: tuple[int, int],
+    cols: tuple[int, int],
+    out: _Array,
+) -> None:
+    """The part *rows* x *cols* (start, count) of chunks one below the other into ``out[col][row]``; elements of *size*.
+
+    *starts* (int64) says where each chunk's elements begin. Raises `Truncated` and OSError.
+    """
+    assert LIBRARY is not None
+    wide = chunk[1] * size
+    buffer = scratch("native", max(SCRATCH, wide))
+    at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
+    where = (chunk[0], wide, size, *rows, *cols)
+    _check(LIBRARY.ckptfs_gather_transposed(fd, at, len(starts), *where, line, out.strides[0], room, buffer.nbytes))
+
+
+def look(fd: int, offsets: _Array, step: int, nbytes: int, states: _Array) -> None:
+    """Write into every *step*-th of *states* (uint8) that is 0 whether its LZ4 chunk is plain (1) or not (2).
+
+    The chunks start at *offsets* (int64), have the size of plain ones, and *nbytes* when decoded. Raises as `gather`.
+    """
+    assert LIBRARY is not None
+    _check(LIBRARY.ckptfs_look(fd, offsets.ctypes.data, len(offsets), step, nbytes, states.ctypes.data))
+
+
+def transpose(found: _Array, out: _Array) -> None:
+    """``out[...] = found.T`` for matrices of 1, 2, 4 or 8 byte elements whose rows have no gaps inside."""
+    assert LIBRARY is not None
+    rows, cols = found.shape
+    at, line = found.ctypes.data, out.ctypes.data
+    LIBRARY.ckptfs_transpose(at, found.strides[0], line, out.strides[0], rows, cols, found.itemsize)
+
+
+def _check(result: int) -> None:
+    if result > 0:
+        raise Truncated(result - 1)
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+
+
+def can_transpose(out: _Array) -> bool:
+    """Whether `transpose` can fill *out*."""
+    return LIBRARY is not None and out.itemsize in (1, 2, 4, 8) and has_plain_rows(out)
+
+
+def has_plain_rows(array: npt.NDArray[np.generic]) -> bool:
+    """Whether the elements of each row of a matrix lie side by side, so that C may fill it."""
+    return array.strides[-1] == array.itemsize or array.shape[-1] == 1

@@ -1,0 +1,90 @@
+"""The C loops give the bytes that numpy gives, and touch nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptfs import native
+
+needs_library = pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+SIZES = st.integers(1, 150)
+
+
+def test_they_were_compiled_where_a_compiler_is() -> None:
+    assert native.LIBRARY is not None or not (shutil.which("cc") or shutil.which("gcc"))
+
+
+def test_they_can_be_switched_off() -> None:
+    code = "from ckptfs import native; print(native.LIBRARY)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "CKPTFS_PURE_PYTHON": "1"}, capture_output=True, text=True
+    )
+    assert found.stdout == "None\n"
+
+
+@needs_library
+@settings(deadline=None, max_examples=200)
+@given(rows=SIZES, cols=SIZES, size=st.sampled_from([1, 2, 4, 8]), gap=st.integers(0, 9))
+def test_transpose(rows: int, cols: int, size: int, gap: int) -> None:
+    rng = np.random.default_rng(rows * cols)
+    found = rng.integers(0, 256, (rows, (cols + gap) * size), np.uint8).view(f"u{size}")[:, :cols]
+    out = np.zeros((cols, rows + 2 * gap), f"u{size}")
+    native.transpose(found, out[:, gap : gap + rows])
+    assert (out[:, gap : gap + rows] == found.T).all()
+    assert not out[:, :gap].any() and not out[:, gap + rows :].any()
+
+
+@needs_library
+@settings(deadline=None, max_examples=200)
+@given(data=st.data(), rows=SIZES, cols=SIZES, wide=st.integers(1, 40), scratch=st.sampled_from([40, 100, 1 << 18]))
+def test_gather(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, rows: int, cols: int, wide: int, scratch: int
+) -> None:
+    """Any run of bytes of a matrix that lies in the file in columns of *wide* bytes, in any order."""
+    rng = np.random.default_rng(rows + cols)
+    matrix = rng.integers(0, 256, (rows, cols), np.uint8)
+    count = -(-cols // wide)
+    padded = np.pad(matrix, ((0, 0), (0, count * wide - cols)))
+    order = rng.permutation(count)
+    path = tmp_path_factory.getbasetemp() / "chunks"
+    path.write_bytes(b"".join(padded[:, i * wide : (i + 1) * wide].tobytes() for i in order))
+    starts = np.empty(count, np.int64)
+    starts[order] = np.arange(count) * rows * wide
+    begin = data.draw(st.integers(0, rows * cols - 1))
+    end = data.draw(st.integers(begin + 1, rows * cols))
+    out = np.zeros(end - begin + 20, np.uint8)
+    row, head = divmod(begin, cols)
+    fd = os.open(path, os.O_RDONLY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "SCRATCH", scratch)
+        native.gather(fd, starts + row * wide, wide, cols, head, end - begin, out[10:-10], cols)
+    os.close(fd)
+    assert out[10:-10].tobytes() == matrix.tobytes()[begin:end]
+    assert not out[:10].any() and not out[-10:].any()
+
+
+@needs_library
+def test_a_file_that_ends_early_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(1000))
+    fd = os.open(path, os.O_RDONLY)
+    out = np.zeros(200, np.uint8)
+    with pytest.raises(native.Truncated) as e:
+        native.gather(fd, np.array([0, 900]), 10, 20, 0, 400, np.zeros(400, np.uint8), 20)
+    assert e.value.offset == 1000
+    with pytest.raises(native.Truncated):
+        native.gather_transposed(fd, np.array([950]), (10, 10), 1, (0, 10), (0, 10), out[:100].reshape(10, 10))
+    with pytest.raises(native.Truncated):
+        native.look(fd, np.array([990]), 1, 100, np.zeros(1, np.uint8))
+    os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        native.look(fd, np.array([0]), 1, 100, np.zeros(1, np.uint8))
