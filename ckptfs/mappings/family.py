@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import ConfigTable
 from ckptfs.mappings.formats import CURRENT, Format, Release
 from ckptfs.mappings.passes.mup import DECODER, Rules
-from ckptfs.mappings.table import Side, Table
+from ckptfs.mappings.table import Context, Side, Table
+
+Completes: TypeAlias = Callable[[Context, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def no_files(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """For families with nothing beside weights and configs."""
+    return {}
+
+
+def nothing_more(context: Context, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """For families whose Cerebras tensors all come from the table."""
     return {}
 
 
@@ -61,6 +69,8 @@ class Family:
     """JSON files beside the configs, by path, for the configs by component."""
     paths: tuple[str, ...] = ()
     """Fields of the configs (``folder/field``) that say where another component lies."""
+    completes: Completes = nothing_more
+    """Makes what a Cerebras result lacks as a whole, such as a projector, from the tensors that it has."""
     older: tuple[Family, ...] = ()
     """This family in older releases that differ, oldest first; the first that covers a release counts."""
     notes: str = ""

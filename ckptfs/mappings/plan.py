@@ -98,7 +98,11 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
-    return View(family.name, "hf", tgt.name, tensors, whole, dropped, made, components=family.components)
+    more = family.completes(context, tensors)
+    return View(
+        *(family.name, "hf", tgt.name, {**tensors, **more}, whole, dropped, (*made, *more)),
+        components=family.components,
+    )
 
 
 def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], dict[str, Any]]:

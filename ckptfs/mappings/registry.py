@@ -22,6 +22,7 @@ from ckptfs.mappings.families.gpt2 import GPT2, GPT2_HEADLESS
 from ckptfs.mappings.families.gpt_neox import GPT_NEOX, GPT_NEOX_HEADLESS
 from ckptfs.mappings.families.gptj import CODEGEN, CODEGEN_HEADLESS, GPTJ, GPTJ_HEADLESS
 from ckptfs.mappings.families.llama import LLAMA, LLAMA_HEADLESS
+from ckptfs.mappings.families.llava import LLAVA, MMSIMPLE
 from ckptfs.mappings.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS
 from ckptfs.mappings.families.mllama import MLLAMA
 from ckptfs.mappings.families.mpt import MPT, MPT_HEADLESS
@@ -53,7 +54,7 @@ _FAMILIES = (
     *(T5,),
     *(BERT, QUESTIONS, SEQUENCE, TOKENS, SUMMARIZATION, ROBERTA, ESM2),
     *(DPO, MLLAMA),
-    *(VIT, VIT_HEADLESS, CLIP_VIT, DPR_FAMILY, DRAGON_FAMILY),
+    *(VIT, VIT_HEADLESS, CLIP_VIT, DPR_FAMILY, DRAGON_FAMILY, LLAVA, MMSIMPLE),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 for _name, _aliases in _ALIASES.items():

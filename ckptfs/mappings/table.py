@@ -117,6 +117,7 @@ class Table:
 
     rules: tuple[Rule, ...]
     _claims: dict[Side, dict[str, list[Claim]]] = field(init=False, repr=False, compare=False)
+    _open: dict[Side, list[Claim]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         claims: dict[Side, dict[str, list[Claim]]] = {"hf": {}, "cs": {}}
@@ -124,9 +125,11 @@ class Table:
             _check_fields(rule)
             for side in SIDES:
                 for claim in _claims_of(rule, side):
-                    for text in claim.template.blanks():
+                    for text in claim.template.blanks() if not claim.template.open else ():
                         claims[side].setdefault(text, []).append(claim)
         object.__setattr__(self, "_claims", claims)
+        rest = {side: [c for r in self.rules for c in _claims_of(r, side) if c.template.open] for side in SIDES}
+        object.__setattr__(self, "_open", rest)
         for side in SIDES:
             for same in claims[side].values():
                 _check_unique(side, same)
@@ -148,7 +151,7 @@ class Table:
         return result
 
     def _claims_on(self, side: Side, key: str, context: Context) -> Iterator[tuple[Claim, dict[str, int | str]]]:
-        for claim in self._claims[side].get(blank(key), ()):
+        for claim in (*self._claims[side].get(blank(key), ()), *self._open[side]):
             if claim.rule.when is None or claim.rule.when(context):
                 fields = claim.template.match(key)
                 if fields is not None:

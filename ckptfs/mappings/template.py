@@ -2,7 +2,7 @@
 
 ``layers.{i}.attn.{p}`` has a layer number and a parameter name. Fields: ``{p}`` is ``weight`` or ``bias``; every
 other name is a decimal number; ``{2*i}`` is twice the number i, ``{i+1}`` the one behind it. Matching is anchored at
-both ends, and a dot is a dot.
+both ends, and a dot is a dot. ``{*}`` at the end of a template is any rest of a key, for keys that are dropped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeAlias
 Fields: TypeAlias = Mapping[str, int | str]
 
 PARAMS = ("weight", "bias")
+REST = "{*}"
 _FIELD = re.compile(r"\{(?:(\d+)\*)?(\w+)(?:\+(\d+))?\}")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -30,13 +31,18 @@ class Template:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", frozenset(m[2] for m in _FIELD.finditer(self.text)))
 
+    @property
+    def open(self) -> bool:
+        """Whether any rest of a key fits."""
+        return self.text.endswith(REST)
+
     @cached_property
     def _regex(self) -> re.Pattern[str]:
         parts = _FIELD.split(self.text)  # literal, factor, name, summand, literal, …, literal
         regex = re.escape(parts[0])
         for name, literal in zip(parts[2::4], parts[4::4], strict=True):
             regex += f"(?P<{name}>{'|'.join(PARAMS) if name == 'p' else '[0-9]+'})" + re.escape(literal)
-        return re.compile(regex)
+        return re.compile(regex.removesuffix(re.escape(REST)) + ".+" if self.open else regex)
 
     @cached_property
     def _numbers(self) -> dict[str, tuple[int, int]]:

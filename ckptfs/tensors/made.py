@@ -78,15 +78,35 @@ def seeded_normal(shape: Shape, std: float, seed: int) -> Tensor:
     ``numpy.random.Generator(Philox(key=seed, counter=[0, t, 0, 0])).standard_normal(65536, float32) * std``.
     """
 
-    def tile(t: int) -> npt.NDArray[np.float32]:
-        stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, t, 0, 0]))
+    def tile(stream: np.random.Generator) -> npt.NDArray[np.float32]:
         samples: npt.NDArray[np.float32] = stream.standard_normal(_PIECE, np.float32)
         samples *= np.float32(std)
         return samples
 
+    return _seeded(shape, seed, tile)
+
+
+def seeded_uniform(shape: Shape, bound: float, seed: int) -> Tensor:
+    """float32 samples between -*bound* and *bound*, the same at every read; streams as those of `seeded_normal`.
+
+    A tile is ``(2 * random(65536, float32) - 1) * bound``.
+    """
+
+    def tile(stream: np.random.Generator) -> npt.NDArray[np.float32]:
+        samples: npt.NDArray[np.float32] = 2 * stream.random(_PIECE, np.float32) - 1
+        samples *= np.float32(bound)
+        return samples
+
+    return _seeded(shape, seed, tile)
+
+
+def _seeded(shape: Shape, seed: int, tile: Callable[[np.random.Generator], npt.NDArray[np.float32]]) -> Tensor:
+    """float32 samples that *tile* draws, `_PIECE` at once, each time from a stream of their own."""
+
     def fill(start: int, stop: int) -> npt.NDArray[Any]:
         first = start // _PIECE
-        tiles = [tile(t) for t in range(first, -(-stop // _PIECE))]
+        streams = (np.random.Philox(key=seed, counter=[0, t, 0, 0]) for t in range(first, -(-stop // _PIECE)))
+        tiles = [tile(np.random.Generator(stream)) for stream in streams]
         return np.concatenate(tiles)[start - first * _PIECE : stop - first * _PIECE]
 
     return Made(dtype("float32"), shape, fill)
