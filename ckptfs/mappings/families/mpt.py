@@ -1,4 +1,4 @@
-"""MPT: Hugging Face MPTForCausalLM <-> Cerebras GPT2LMHeadModel, releases 2.1 to 2.3 (gone from 2.4 on)."""
+"""MPT: Hugging Face MPTForCausalLM <-> Cerebras GPT2LMHeadModel, releases 2.0 to 2.3 (gone from 2.4 on)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,24 @@ LAYER = [
     same("ffn.down_proj.{p}", "ffn.ffn.1.linear_layer.{p}"),
 ]
 # Embedding and head are always one tensor in MPT; Cerebras has both.
-EMBEDDING = making_cs(making_cs(gpt2.EMBEDDING, {"lm_head.weight": copy}), {SLOPES: alibi_slopes}, last=True)
+EMBEDDING = making_cs(gpt2.EMBEDDING, {"lm_head.weight": copy})
+OLD_POSITIONS = replace(gpt2.POSITIONS, cs=gpt2.POSITIONS.cs_also, cs_also=gpt2.POSITIONS.cs)
 
 
-def body(prefix: str) -> list[Rule]:
-    """The whole model, with the Hugging Face *prefix*."""
+def body(prefix: str, positions: Rule, slopes: str, dropped: str) -> Table:
+    """The whole model, with the Hugging Face *prefix*; slopes are written under one name and dropped under both."""
+    embedding = making_cs(EMBEDDING, {slopes: alibi_slopes}, last=True)
     layers = under("blocks.{i}.", "transformer_decoder.layers.{i}.", LAYER)
-    return [*under(prefix, "", [EMBEDDING, gpt2.POSITIONS, *layers, final_norm("norm_f")]), *cs_only(OLD_SLOPES)]
+    rules = under(prefix, "", [embedding, positions, *layers, final_norm("norm_f")])
+    return Table((*rules, *cs_only(dropped)))
+
+
+def table(prefix: str) -> Table:
+    return body(prefix, gpt2.POSITIONS, SLOPES, OLD_SLOPES)
+
+
+def table_2_0(prefix: str) -> Table:
+    return body(prefix, OLD_POSITIONS, OLD_SLOPES, SLOPES)
 
 
 BIASES = ("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias")
@@ -188,17 +199,17 @@ CONFIG = ConfigTable(
     ),
 )
 
+CONFIG_2_0 = replace(CONFIG, cs=replace(CONFIG.cs, add={**CONFIG.cs.add, "use_position_embedding": True}))
+
 NOTES = "the head is always the embedding; transformers loads models without biases only"
-MPT = Family(
-    "mpt",
-    Table(tuple(body("transformer."))),
-    CONFIG,
-    heads,
-    "mpt",
-    "mpt",
-    "MPTForCausalLM",
-    (2, 1),
-    (2, 3),
+PREFIX = "transformer."
+NEW = Family(
+    *("mpt", table(PREFIX), CONFIG, heads, "mpt", "mpt", "MPTForCausalLM"),
+    since=(2, 0),
+    until=(2, 3),
     notes=NOTES,
 )
-MPT_HEADLESS = replace(MPT, name="mpt-headless", table=Table(tuple(body(""))), architecture="MPTModel")
+OLD = replace(NEW, table=table_2_0(PREFIX), config=CONFIG_2_0, until=(2, 0))
+MPT = replace(NEW, older=(OLD,))
+OLD_HEADLESS = replace(OLD, name="mpt-headless", table=table_2_0(""), architecture="MPTModel")
+MPT_HEADLESS = replace(NEW, name="mpt-headless", table=table(""), architecture="MPTModel", older=(OLD_HEADLESS,))
