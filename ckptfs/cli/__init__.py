@@ -28,6 +28,7 @@ COMMANDS = {
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",
     "diff": "ckptfs.cli.diff",
+    "check": "ckptfs.cli.check",
     "list": "ckptfs.cli.models",
     "doctor": "ckptfs.cli.doctor",
 }

@@ -50,6 +50,8 @@ class Record:
     nbytes: int
     stored: bool
     """Neither compressed nor encrypted."""
+    crc: int
+    """CRC-32 of its data; nothing that reads a part of them can check it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _entry(file: OpenFile, data: bytes, at: int, end: int) -> tuple[Record, int]
     """The record described at *at* of the central directory, and where the next one begins."""
     if at + _ENTRY.size > len(data):
         raise CorruptHeader(file.path, "the zip directory breaks off")
-    magic, _, _, flags, method, _, _, _, packed, nbytes, n_name, n_extra, n_comment, _, _, _, offset = (
+    magic, _, _, flags, method, _, _, crc, packed, nbytes, n_name, n_extra, n_comment, _, _, _, offset = (
         _ENTRY.unpack_from(data, at)
     )
     name_at = at + _ENTRY.size
@@ -171,7 +173,7 @@ def _entry(file: OpenFile, data: bytes, at: int, end: int) -> tuple[Record, int]
         raise CorruptHeader(file.path, f"the zip directory is damaged: {error}") from error
     if offset + _LOCAL.size > end or nbytes > end:
         raise CorruptHeader(file.path, f"{name[:200]}: {nbytes} bytes at byte {offset} do not lie in the archive")
-    return Record(name, offset, nbytes, stored=method == 0 and packed == nbytes and not flags & 1), after
+    return Record(name, offset, nbytes, method == 0 and packed == nbytes and not flags & 1, crc), after
 
 
 def _zip64(extra: bytes, *values: int) -> list[int]:
