@@ -6,18 +6,15 @@ Run it with the Python of the environment that ckptfs is installed in: .venv/bin
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import click
 from benchmarks import footprint, peers, readiness, throughput
 from benchmarks.common import Bench, Result, Skipped
+from benchmarks.machine import work_folder, write
 
 from ckptfs.cli.options import size
 
@@ -76,8 +73,7 @@ def main(
         raise click.ClickException("/dev/fuse does not exist; 'ckptfs doctor' says what to do")
     source = os.path.abspath(checkpoint) if checkpoint else None
     found: dict[str, Result] = {}
-    with _work_folder(work, keep) as folder:
-        os.environ["XDG_STATE_HOME"] = os.path.join(folder, "state")  # logs of the mounts
+    with work_folder(work, keep) as folder:
         view = [*(("--model", model) if model else ()), *(("--config", os.path.abspath(config)) if config else ())]
         bench = Bench(folder, nbytes, runs, source, keep, tuple(view), converter)
         for name in only:
@@ -100,9 +96,7 @@ def row(name: str, result: Result) -> str:
 
 def write_json(path: str, found: dict[str, Result]) -> None:
     """``{"P1": {"value", "unit", "target", "met", "runs", …}, …}``"""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({name: result.as_json() for name, result in found.items()}, file, indent=2)
-        file.write("\n")
+    write(path, {name: result.as_json() for name, result in found.items()})
 
 
 def _measure(name: str, bench: Bench) -> Result | None:
@@ -120,24 +114,6 @@ def _measure(name: str, bench: Bench) -> Result | None:
         return None
     result.more["took s"] = time.perf_counter() - start
     return result
-
-
-@contextlib.contextmanager
-def _work_folder(given: str | None, keep: bool) -> Iterator[str]:
-    """The folder for checkpoints and mount points; a temporary one is removed unless *keep*."""
-    if given:
-        os.makedirs(given, exist_ok=True)
-        yield os.path.abspath(given)
-        return
-    # /tmp may be memory, which would make the cold figures warm and the memory short.
-    work = tempfile.mkdtemp(prefix="ckptfs-bench-", dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
-    try:
-        yield work
-    finally:
-        if keep:
-            click.echo(f"kept: {work}")
-        else:
-            shutil.rmtree(work)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,11 +21,12 @@ from ckptfs.tensors.read import to_bytes
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import bench
-from benchmarks import emit, files, models
+from benchmarks import cases, emit, files, growth, models
 from benchmarks.common import Bench, Result, Skipped
 from benchmarks.mounting import drop_cached, loopback_tree, resident, warm
 from benchmarks.state import Stored, flatten, metadata_text
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 SMALL = models.llama(hidden=64, ffn=96, layers=2, heads=4, kv=2, vocab=300)
 
 
@@ -226,3 +228,84 @@ def test_a_dropped_file_is_not_in_the_page_cache(tmp_path: Path) -> None:
         assert drop_cached(file.name) == (resident(file.name) < 0.05)
     (tmp_path / "empty").touch()
     assert drop_cached(str(tmp_path / "empty"))
+
+
+def run_script(name: str, *args: str) -> Any:
+    """What a script writes as JSON; it prints a table besides."""
+    command = [sys.executable, str(SCRIPTS / name), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(Path(args[args.index("--json") + 1]).read_text())
+
+
+@pytest.mark.fuse
+def test_profiles_of_every_way_of_reading(h5py: Any, tmp_path: Path) -> None:
+    asked = "lz4-packed-bf16/rename,contiguous-h5/packed,loopback"
+    options = ("--size", "1MB", "--only", asked, "--json", str(tmp_path / "p.json"), "--work", str(tmp_path))
+    found = run_script("profiles.py", *options)
+    assert found["machine"]["cores"] == os.cpu_count()
+    names = [(case["source"], case["operation"]) for case in found["cases"]]
+    assert names == [("lz4-packed-bf16", "rename"), ("contiguous-h5", "packed qkv"), ("safetensors", "loopback")]
+    for case in found["cases"]:
+        assert list(case["ways"]) == ["cached-1", "cached-2", "direct-1", "direct-2"]
+        assert all(0 < way["GB/s"]["min"] <= way["GB/s"]["max"] for way in case["ways"].values())
+        assert all(way["CPU s/GB"]["median"] > 0 for way in case["ways"].values())
+    assert not os.path.ismount(tmp_path / "mnt")
+
+
+@pytest.mark.parametrize("operation", cases.OPERATIONS)
+def test_the_cases_move_what_they_say(h5py: Any, tmp_path: Path, operation: str) -> None:
+    """Each operation against NumPy, over contiguous tensors."""
+    path = cases.write_source("contiguous-h5", str(tmp_path), 1)
+    with h5py.File(path) as file:
+        xs = [file[name][()].view(np.uint16) for name in sorted(file) if file[name].shape]
+    file_of_case = cases.case_file(path, operation)
+    out = bytearray(file_of_case.size)
+    file_of_case.read_into(0, memoryview(out))
+    found = np.frombuffer(out, np.uint16)
+    parts, n = np.split(found, len(xs)), len(xs[0])
+    half = cases.HEAD // 2
+    if operation == "rename":
+        assert np.array_equal(found, np.concatenate(xs).reshape(-1))
+    elif operation == "rotary rows":  # interleaved pairs become two halves of a head
+        assert np.array_equal(parts[0].reshape(n, -1)[:half], xs[0][: cases.HEAD : 2])
+    elif operation == "transposed":
+        assert np.array_equal(parts[0].reshape(-1, n), xs[0].T)
+    elif operation == "packed qkv":
+        heads = np.concatenate([x[: cases.HEAD] for x in xs[:3]])
+        assert np.array_equal(found[: heads.size].reshape(heads.shape), heads)
+    else:
+        wide = (xs[0].astype(np.uint32) << 16).view(np.float32) * np.float32(0.7)
+        short = (parts[0].astype(np.uint32) << 16).view(np.float32).reshape(wide.shape)
+        assert np.allclose(short, wide, rtol=2**-8, atol=0)
+
+
+def test_the_sources_are_stored_as_they_are_called(h5py: Any, tmp_path: Path) -> None:
+    stored = {
+        name: files.stored_plainly(cases.write_source(name, str(tmp_path), 1)) for name in list(cases.SOURCES)[:3]
+    }
+    assert stored == {"lz4-stored-f32": 1, "lz4-stored-bf16": 1, "lz4-packed-bf16": 0}
+    path = cases.write_source("safetensors", str(tmp_path), 1)
+    assert struct.unpack("<Q", Path(path).read_bytes()[:8])[0] < 4096
+
+
+@pytest.mark.fuse
+def test_growth_is_measured_row_by_row(h5py: Any, tmp_path: Path) -> None:
+    sizes = ("--keys", "100,300", "--tensors", "1KiB,64KiB", "--models", "gpt2 7B", "--stream", "8MB")
+    found = run_script("scale.py", *sizes, "--json", str(tmp_path / "s.json"), "--work", str(tmp_path))
+    keys, models_ = found["keys"]["rows"], found["models"]["rows"]
+    assert [50 < row["keys"] < 500 for row in keys] == [True, True]
+    assert keys[1]["files"] > keys[0]["files"] > 0
+    assert [len(found["keys"]["exponents"][cost]) for cost in ("mount s", "ls -l s", "read ms/tensor")] == [1, 1, 1]
+    for table in ("tensors stored", "tensors packed"):
+        assert [row["bytes"] for row in found[table]["rows"]] == [1024, 65536]
+        assert all(row["GB/s"] > 0 and row["chunks"] >= 1 for row in found[table]["rows"])
+    assert models_[0]["GB read"] == pytest.approx(0.008, rel=0.1)
+    assert models_[0]["peak MiB"] >= models_[0]["RSS MiB"] > 10
+
+
+def test_exponents_of_growth() -> None:
+    rows = [{"n": n, "same": 7.0, "linear": 3.0 * n, "square": 0.5 * n * n} for n in (10, 100, 10_000)]
+    assert growth.slopes(rows, "n", "same") == [0, 0]
+    assert growth.slopes(rows, "n", "linear") == pytest.approx([1, 1])
+    assert growth.slopes(rows, "n", "square") == pytest.approx([2, 2])

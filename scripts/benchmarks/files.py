@@ -19,8 +19,14 @@ POOL = 24 << 20
 """Random numbers that are made; tensors are windows of them. LZ4 looks back 64 KiB, so repeats stay unseen."""
 
 
-def write_checkpoint(path: str, model: Model, *, optimizer: bool = False) -> int:
-    """Write *model* with random weights to *path*; the file's size. Needs h5py and hdf5plugin."""
+def write_checkpoint(
+    path: str, model: Model, *, optimizer: bool = False, chunked: bool = True, sparse: bool = False
+) -> int:
+    """Write *model* with random weights to *path*; the file's size. Needs h5py and hdf5plugin.
+
+    *chunked* is False for contiguous datasets without a filter. *sparse* weights are zero for three parts of four, in
+    runs, so that LZ4 packs every chunk.
+    """
     import h5py
 
     pool = np.random.default_rng(0).standard_normal(POOL, np.float32) * np.float32(0.02)
@@ -32,7 +38,8 @@ def write_checkpoint(path: str, model: Model, *, optimizer: bool = False) -> int
         file.attrs["__cstorch_version__"] = RELEASE
         for i, (key, leaf) in enumerate(leaves):
             if isinstance(leaf, Stored):
-                write_dataset(file, key, leaf, weights(pool, i, leaf))
+                data = weights(pool, i, leaf)
+                write_dataset(file, key, leaf, pruned(data) if sparse else data, chunked=chunked)
         for key, leaf in leaves:
             file.attrs[f"{key}.__metadata__"] = metadata_text(key, leaf)
         file.attrs["__SUCCESS__"] = np.True_
@@ -53,13 +60,19 @@ def weights(pool: npt.NDArray[np.float32], i: int, leaf: Stored) -> npt.NDArray[
     return np.concatenate(halves)[:n].reshape(leaf.shape)
 
 
-def write_dataset(file: Any, key: str, leaf: Stored, data: npt.NDArray[Any]) -> None:
-    """One dataset with h5py's own chunk shape, the LZ4 filter and the writer's attributes."""
+def pruned(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """*data* with all but every fourth run of 32 elements of its rows zero."""
+    columns = np.arange(data.shape[-1] if data.shape else 1)
+    return np.where(columns // 32 % 4 == 0, data, np.zeros(1, data.dtype)).reshape(data.shape)
+
+
+def write_dataset(file: Any, key: str, leaf: Stored, data: npt.NDArray[Any], *, chunked: bool = True) -> None:
+    """One dataset with the writer's attributes; if *chunked*, with h5py's own chunk shape and the LZ4 filter."""
     import h5py
     import hdf5plugin
 
-    chunked = {"chunks": True, "compression": hdf5plugin.LZ4()} if leaf.shape else {}
-    attributes = file.create_dataset(key, data=data, **chunked).attrs
+    storage = {"chunks": True, "compression": hdf5plugin.LZ4()} if leaf.shape and chunked else {}
+    attributes = file.create_dataset(key, data=data, **storage).attrs
     attributes["__TORCH__"] = attributes["__NUMPY__"] = np.True_
     attributes["shapes"] = np.array([leaf.shape])
     attributes["dtypes"] = np.array([f"torch.{leaf.dtype}"], h5py.string_dtype())

@@ -21,7 +21,7 @@ def peak_memory(bench: Bench) -> Result:
         emit.emit_checkpoint(path, models.state_dict(model), stored_and_packed())
         with bench.mount(path) as mount:
             at_start = mount.status("VmRSS") / MIB
-            streamed = _stream(f"{mount.path}/hf", 6 * bench.size)
+            streamed = stream(f"{mount.path}/hf", 6 * bench.size)
             peaks[name] = mount.status("VmHWM") / MIB
             peaks[f"{name} before the first read"] = at_start
             peaks[f"{name} GB read"] = streamed / GB
@@ -36,7 +36,7 @@ def stored_and_packed() -> dict[str, bytes]:
     return {**packed, "model.": random.Random(0).randbytes(MIB)}
 
 
-def _stream(folder: str, most: int) -> int:
+def stream(folder: str, most: int) -> int:
     """Read *most* bytes of the weight files in 8 parts, evenly spread over them, as a sequential reader; how many."""
     done = 0
     paths = sorted(f"{folder}/{n}" for n in os.listdir(folder) if n.endswith(".safetensors"))

@@ -69,6 +69,13 @@ def loopback_mount(folder: str, mountpoint: str) -> Iterator[Mounted]:
 
 
 @contextlib.contextmanager
+def mounted_case(source: str, operation: str, mountpoint: str) -> Iterator[Mounted]:
+    """The tensors of *source* behind one operation of `benchmarks.cases`."""
+    with _mounted(mountpoint, [sys.executable, "-m", "benchmarks.cases", source, operation, mountpoint]) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
 def _mounted(mountpoint: str, command: list[str]) -> Iterator[Mounted]:
     os.makedirs(mountpoint, exist_ok=True)
     try:
@@ -174,11 +181,11 @@ def loopback_tree(folder: str) -> Tree:
     leaves: dict[str, Leaf | Folder] = {}
     for entry in os.scandir(folder):
         file = Passthrough(os.open(entry.path, os.O_RDONLY), entry.stat().st_size)
-        leaves[entry.name] = Leaf(_as_file(file))
+        leaves[entry.name] = Leaf(as_file(file))
     return Tree(Folder(lambda: dict(leaves)), os.stat(folder).st_mtime_ns)
 
 
-def _as_file(file: Passthrough) -> File:
+def as_file(file: Passthrough) -> File:
     """A `Passthrough` where a `File` is wanted: the adapter uses its size and read_into alone."""
     return file  # type: ignore[return-value]
 
