@@ -204,11 +204,14 @@ def model_state(source: Source) -> dict[str, Tensor]:
 
 def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, drop_unmatched: bool) -> None:
     """Refuse a model whose tensors cannot all be shown: loaders would fill the gap with random numbers."""
-    for key, item in model_items(source).items():
+    items = {_strip(key, family) if frm == "cs" else key: item for key, item in model_items(source).items()}
+    held = {key: item.tensor for key, item in items.items() if item.tensor is not None}
+    whole = family.table.completed(frm, held, context)
+    for key, item in items.items():
         if item.tensor is None and not drop_unmatched:
-            found = family.table.claim(frm, _strip(key, family) if frm == "cs" else key, context)
-            if found is None and item.kind == "none":
-                continue  # a name without a tensor, as old GPT-J checkpoints have
+            found = family.table.claim(frm, key, context)
+            if item.kind == "none" and (found is None or key in whole):
+                continue  # a name without a tensor, as old GPT-J checkpoints have, or one that has a second copy
             if found is None or (found[0].index is not None and found[0].rule.side("hf" if frm == "cs" else "cs")):
                 why = item.reason or f"it is a {item.kind} value, not a tensor"
                 raise MappingError(

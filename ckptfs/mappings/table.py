@@ -41,6 +41,17 @@ There: TypeAlias = Literal["", "keep", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
+class Second:
+    """A `Make` of a key that is read where the rule's own is missing, in models for which *when* holds."""
+
+    make: Make
+    when: When
+
+    def __call__(self, context: Context, tensor: Tensor) -> Tensor | None:
+        return self.make(context, tensor)
+
+
+@dataclass(frozen=True, slots=True)
 class Extra:
     """A key that only one side has. *last*: 0 stands behind its rule's keys, 1 at the end, 2 behind these, and so on.
 
@@ -102,13 +113,13 @@ class Rule:
 class Claim:
     """A rule's interest in a key: template number *index* of its side, None for a key that is dropped.
 
-    *second* marks the key of a second copy: it is read where the rule's own key is missing.
+    *second* marks the key of a second copy: in models that it says, it is read where the rule's own key is missing.
     """
 
     rule: Rule
     template: Template
     index: int | None
-    second: bool = False
+    second: When | None = None
 
 
 @dataclass(frozen=True)
@@ -144,8 +155,9 @@ class Table:
         for key, tensor in state.items():
             missing = []
             for claim, fields in self._claims_on(side, key, context):
-                templates = (*claim.rule.side(side)[:1], *claim.rule.also(side)) if claim.second else ()
-                own = [template.format(fields) for template in templates]
+                templates = (*claim.rule.side(side)[:1], *claim.rule.also(side))
+                second = claim.second is not None and claim.second(context)
+                own = [template.format(fields) for template in templates if second]
                 missing += [] if any(name in state for name in own) else own[:1]
             result |= dict.fromkeys(missing or [key], tensor)
         return result
@@ -171,7 +183,7 @@ def _claims_of(rule: Rule, side: Side) -> Iterable[Claim]:
         yield Claim(rule, template, index % max(1, len(rule.side(side))))
     for extra in rule.makes(side):
         if not extra.there:
-            yield Claim(rule, extra.template, None, extra.make is copy)
+            yield Claim(rule, extra.template, None, extra.make.when if isinstance(extra.make, Second) else None)
 
 
 def _check_fields(rule: Rule) -> None:
@@ -269,9 +281,8 @@ def under(hf: str, cs: str, rules: Iterable[Rule]) -> list[Rule]:
     ]
 
 
-def copy(context: Context, tensor: Tensor) -> Tensor:
-    """A `Make` that gives the same tensor again under a second name; read where the first is missing."""
-    return tensor
+copy = Second(lambda context, tensor: tensor, lambda context: True)
+"""A `Make` that gives the same tensor again under a second name; read where the first is missing."""
 
 
 def _all(texts: Iterable[str]) -> tuple[Template, ...]:

@@ -13,6 +13,7 @@ from ckptfs.mappings import registry
 from ckptfs.mappings.formats import parse_format
 from ckptfs.mappings.plan import View, make_view
 from ckptfs.mappings.sections import model_section
+from ckptfs.tensors.read import to_bytes
 from tests.factories import ArrayTensor
 
 GPT2 = registry.family("gpt2")
@@ -92,3 +93,28 @@ def test_half_precision_counts_at_the_top_of_the_config_only() -> None:
 def test_model_section_of_both_layouts() -> None:
     assert model_section({"model": {"a": 1}}) == {"a": 1}
     assert model_section({"trainer": {"init": {"model": {"a": 2}}}, "model": {"a": 1}}) == {"a": 2}
+
+
+HEAD = Item("model.lm_head.weight", "tensor", ArrayTensor(np.ones((5, 4), np.float16)))
+NO_WORDS = Item(EMBEDDING.key, "none")
+HEADLESS = registry.family("gpt2-headless")
+
+
+def headless(*items: Item, **fields: Any) -> View:
+    source = Source("x.mdl", "cerebras-h5", "0.5", None, {i.key: i for i in items}, NESTED)
+    config = {"model": {**CONFIG["model"], **fields}}
+    return make_view(source, HEADLESS, config, parse_format("cs-2.5"), parse_format("hf"))
+
+
+@pytest.mark.parametrize("items", [(NO_WORDS, HEAD), (HEAD,)], ids=["none", "missing"])
+def test_an_embedding_that_is_kept_as_the_tied_head(items: tuple[Item, ...]) -> None:
+    found = headless(*items).tensors
+    assert {key: to_bytes(tensor) for key, tensor in found.items()} == {"wte.weight": to_bytes(HEAD.tensor)}
+
+
+def test_an_embedding_of_its_own_is_not_the_heads() -> None:
+    with pytest.raises(MappingError, match="word_embeddings"):
+        headless(NO_WORDS, HEAD, share_embedding_weights=False)
+    assert to_bytes(headless(EMBEDDING, HEAD).tensors["wte.weight"]) == to_bytes(EMBEDDING.tensor)
+    with pytest.raises(MappingError, match="word_embeddings"):
+        view(NO_WORDS, HEAD)  # a model with a head has both

@@ -8,7 +8,7 @@ from typing import Any
 from ckptfs.errors import MissingField
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, Fields, Lens, choice
-from ckptfs.mappings.table import Context, Make, Rule, copy, making_cs, same
+from ckptfs.mappings.table import Context, Make, Rule, Second, copy, making_cs, same
 from ckptfs.tensors.made import causal_mask, constant, filled, seeded_normal
 
 SLOPES = "embedding_layer.position_embed_helper.slopes"
@@ -35,9 +35,14 @@ def final_norm(hf: str) -> Rule:
     return making_cs(same(f"{hf}.{{p}}", "transformer_decoder.norm.{p}"), {"ln_f.{p}": copy})
 
 
+def tied(context: Context) -> bool:
+    """Whether head and embedding are one tensor."""
+    return bool(context.hf.get("tie_word_embeddings", True))
+
+
 def made_head(context: Context, embedding: Tensor) -> Tensor:
     """A head for a model without one: the embedding if tied, else N(0, 0.02) in float32."""
-    if context.hf.get("tie_word_embeddings", True):
+    if tied(context):
         return embedding
     return seeded_normal(embedding.shape, 0.02, HEAD_SEED)
 
@@ -47,7 +52,8 @@ def made_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
     return filled("float32", embedding.shape[:1], 0.0) if context.cs.get("use_bias_in_output") else None
 
 
-MADE_HEAD: Mapping[str, Make] = {"lm_head.weight": made_head, "lm_head.bias": made_head_bias}
+MADE_HEAD: Mapping[str, Make] = {"lm_head.weight": Second(made_head, tied), "lm_head.bias": made_head_bias}
+"""Old checkpoints have the embedding as None beside its tied head; it is read from there."""
 
 
 def causal_mask_of(field: str) -> Make:
