@@ -20,6 +20,8 @@ from tests.reference.test_cstorch import PYTHON, loaded
 
 RIGHT_HERE = {
     "cs_current_refused": "the newest release can be written here",
+    "dpo_to_no_dpo": "the converter cannot parse the version of its own format",
+    "no_dpo_to_dpo": "as above",
 }
 """Cases that the converter refuses, and that work here."""
 ONE_PREFIX = "t5-upgrades/1.7_to_1.8_prefix"

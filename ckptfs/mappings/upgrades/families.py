@@ -113,7 +113,7 @@ T5 = (
 SINCE_1_8 = decoder((1, 8), (1, 9))
 SINCE_1_9 = decoder((1, 9))
 SINCE_2_0 = decoder()
-DECODERS = ("gpt2", "gptj", "gpt-neox", "codegen", "bloom", "llama", "btlm", "falcon", "jais", "starcoder")
+DECODERS = ("gpt2", "gptj", "gpt-neox", "codegen", "bloom", "llama", "btlm", "falcon", "starcoder")
 BERT_CLASSIFIERS = ("bert-sequence-classifier", "bert-token-classifier", "bert-summarization", "bert-qa")
 STEPS: dict[str, tuple[Step, ...]] = {
     **{f"{name}-headless": SINCE_2_0 for name in DECODERS},
@@ -121,6 +121,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "bert": BERT,
     **dict.fromkeys(BERT_CLASSIFIERS, BERT_CLASSIFIER),
     "roberta": BERT_SINCE_2_0,
+    "jais": SINCE_2_0,
     **dict.fromkeys(("t5", "transformer", "ul2", "flan-ul2"), T5),
     "gpt2": (*SINCE_1_8, *skipping((2, 2))),
     **dict.fromkeys(("gptj", "gpt-neox", "codegen"), SINCE_1_8),
