@@ -138,16 +138,16 @@ def _read(report: Report, key: str, tensor: Tensor, view: str | None) -> Iterato
                 told.add(str(error))
                 at = error.offset if isinstance(error, CorruptChunk) else None
                 if len(told) <= MAX_SHOWN:
-                    report.problems.append(Problem(key, _short(error), at, block, view))
+                    report.problems.append(Problem(key, _short(error, key), at, block, view))
         else:
             yield words
     if len(told) > MAX_SHOWN:
         report.problems.append(Problem(key, f"and {len(told) - MAX_SHOWN} more parts that cannot be read"))
 
 
-def _short(error: Exception) -> str:
-    """The message without the path, which is the checkpoint's."""
-    return str(error).removeprefix(f"{getattr(error, 'path', '')}: ")
+def _short(error: Exception, key: str) -> str:
+    """The message without the path, which is the checkpoint's, and the key."""
+    return str(error).removeprefix(f"{getattr(error, 'path', '')}: ").removeprefix(f"{key}: ")
 
 
 def _blocks(tensor: Tensor) -> Iterator[Block]:

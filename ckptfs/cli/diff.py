@@ -116,7 +116,11 @@ def _line(found: Difference) -> str:
         return f"different: {found.key}: {found.what} {a} and {b}"
     where = f" at {list(found.index)}" if found.index else ""
     count = f"{found.n_different} of {found.n_elements} values"
-    line = f"different: {found.key}: {count}, first {found.a} and {found.b}{where}"
+    line = f"different: {found.key}: {count}, first {_number(found.a)} and {_number(found.b)}{where}"
     if found.largest is not None:
         line += f", by at most {found.largest:.6g}"
     return line + (f"; {found.n_nan} are NaN in both (see --equal-nan)" if found.n_nan else "")
+
+
+def _number(value: object) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)

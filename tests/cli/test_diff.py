@@ -62,7 +62,7 @@ def test_every_kind_of_difference(tmp_path: Path, ckptfs: Ckptfs) -> None:
         "different: type: dtype 'float64' and 'float32'",
         "different: shape: shape 2x3 and 3x2",
         "different: n: value 1 and 2",
-        "different: grid: 2 of 21000 values, first 0.0 and 0.5 at [7, 3], by at most 2",
+        "different: grid: 2 of 21000 values, first 0 and 0.5 at [7, 3], by at most 2",
         "different: kind: kind 'tensor' and 'int'",
         "1 the same, 1 only in A, 1 only in B, 5 different",
     ]
