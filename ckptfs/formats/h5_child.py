@@ -15,7 +15,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ckptfs.errors import CorruptHeader
@@ -61,7 +61,7 @@ def main() -> None:
         resource.RLIMIT_CPU, min(MAX_CPU_SECONDS, _MIN_CPU_SECONDS + os.fstat(request["fd"]).st_size // _BYTES_A_SECOND)
     )
     gc.disable()  # nothing here is cyclic, and the process ends soon
-    sys.stdout.write(json.dumps(answer(**request), separators=(",", ":")))  # json.dump is four times slower
+    sys.stdout.write(respond(**request))
 
 
 def _limit(what: int, most: int) -> None:
@@ -71,14 +71,71 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most, hard))
 
 
+def respond(fd: int, path: str, sys_path: list[str], chunks: str | None, library: bool) -> str:
+    """As `answer`, as JSON. The root's attributes are read by a process of their own, beside the objects."""
+    if chunks is not None or library:
+        return _dumps(answer(fd, path, sys_path, chunks, library))
+    described = _beside(lambda: _described(fd, path))
+    found = _guarded(lambda: _listed(fd, path, sys_path))
+    text = described()
+    if text.startswith(_UNSUPPORTED) or "unsupported" in found:
+        return _dumps(answer(fd, path, sys_path, None, True))
+    if text.startswith('{"error"'):
+        return text
+    if "error" in found or not text.endswith("}"):
+        return _dumps({"error": found.get("error", "its metadata cannot be read: the process that reads them died")})
+    return f"{text[:-1]},{_dumps(found)[1:]}"
+
+
+def _beside(work: Callable[[], dict[str, Any]]) -> Callable[[], str]:
+    """Begin *work* in another process; the function that is returned waits for what came out, as JSON.
+
+    The path of errors is that of `_guarded`. An empty text: the process died.
+    """
+    receive, send = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(receive)
+            with open(send, "w") as out:
+                out.write(_dumps(_guarded(work)))
+        finally:
+            os._exit(0)
+    os.close(send)
+
+    def result() -> str:
+        with open(receive) as found:
+            return found.read()
+
+    return result
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))  # json.dump is four times slower
+
+
+_UNSUPPORTED = '{"unsupported"'
+
+
 def answer(fd: int, path: str, sys_path: list[str], chunks: str | None, library: bool) -> dict[str, Any]:
     """The index, or the chunk table of the object *chunks*; every failure as ``{"error": text}``."""
+
+    def work() -> dict[str, Any]:
+        if chunks is None:
+            return index(fd, path, sys_path, library=library)
+        return {"chunks": _with_library(fd, path, sys_path, lambda h5, file: h5.chunk_table(file, chunks))}
+
+    found = _guarded(work)
+    return {"error": f"its metadata cannot be read ({found['unsupported']})"} if "unsupported" in found else found
+
+
+def _guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What *work* gives; its failures as ``{"error": text}`` or ``{"unsupported": text}``."""
     try:
-        if chunks is not None:
-            return {"chunks": _with_library(fd, path, sys_path, lambda h5, file: h5.chunk_table(file, chunks))}
-        return index(fd, path, sys_path, library=library)
+        return work()
+    except Unsupported as error:
+        return {"unsupported": str(error)}
     except CorruptHeader as error:
-        return {"error": str(error).removeprefix(f"{path}: ")}
+        return {"error": str(error).removeprefix(f"{error.path}: ")}
     except DAMAGE as error:
         return {"error": f"its metadata are damaged ({error})"}
     except (MemoryError, OSError, RecursionError, RuntimeError, KeyError) as error:
@@ -89,17 +146,32 @@ def index(fd: int, path: str, sys_path: list[str], *, library: bool = False) -> 
     """``base``: file offset of HDF5's address 0; ``file``: root attributes; ``metadata`` and ``fields``: see
     `Metadata`; ``objects`` and ``records``: see `_shared_record`. With *library* all comes from libhdf5, to compare.
     """
-    file = h5_pages.MetadataFile(fd, path)
-    objects: dict[str, dict[str, Any]]
     try:
-        root = h5_pages.open_superblock(file)
         if library:
             raise Unsupported("as asked")
-        attributes = list(h5_walk.root_attributes(file, root))
-        objects = dict(h5_walk.walk_objects(file, root, ATTRIBUTES))
+        return _described(fd, path) | _listed(fd, path, sys_path)
     except Unsupported:
-        found: dict[str, Any] = _with_library(fd, path, sys_path, lambda h5, f: _library_index(h5, f, file.base))
+        base = _opened(fd, path)[0].base
+        found: dict[str, Any] = _with_library(fd, path, sys_path, lambda h5, f: _library_index(h5, f, base))
         return found
+
+
+def _opened(fd: int, path: str) -> tuple[h5_pages.MetadataFile, int]:
+    """The file, and the address of its root group."""
+    file = h5_pages.MetadataFile(fd, path)
+    return file, h5_pages.open_superblock(file)
+
+
+def _described(fd: int, path: str) -> dict[str, Any]:
+    """What the root's attributes say: ``file``, ``metadata`` and ``fields``."""
+    file, root = _opened(fd, path)
+    return _file_and_keys(h5_walk.root_attributes(file, root))
+
+
+def _listed(fd: int, path: str, sys_path: list[str]) -> dict[str, Any]:
+    """What the file holds: ``base``, ``objects`` and ``records``."""
+    file, root = _opened(fd, path)
+    objects = dict(h5_walk.walk_objects(file, root, ATTRIBUTES))
     missing = [name for name, record in objects.items() if "library" in record]
     if missing:
 
@@ -107,11 +179,12 @@ def index(fd: int, path: str, sys_path: list[str], *, library: bool = False) -> 
             objects.update((name, h5.record_at(opened, name, ATTRIBUTES)) for name in missing)
 
         _with_library(fd, path, sys_path, complete)
-    return _index(file.base, attributes, objects)
+    return {"base": file.base, **_objects_and_records(objects)}
 
 
 def _library_index(h5: Any, file: Any, base: int) -> dict[str, Any]:
-    return _index(base, h5.root_attributes(file), dict(h5.walk_objects(file, ATTRIBUTES)))
+    found = _objects_and_records(dict(h5.walk_objects(file, ATTRIBUTES)))
+    return {"base": base, **_file_and_keys(h5.root_attributes(file)), **found}
 
 
 def _with_library(fd: int, path: str, sys_path: list[str], use: Any) -> Any:
@@ -127,7 +200,7 @@ def _with_library(fd: int, path: str, sys_path: list[str], use: Any) -> Any:
         return use(h5_library, file)
 
 
-def _index(base: int, attributes: Iterable[tuple[str, Any]], objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _file_and_keys(attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     file: dict[str, Any] = {}
     metadata = Metadata()
     for name, value in attributes:
@@ -135,11 +208,14 @@ def _index(base: int, attributes: Iterable[tuple[str, Any]], objects: dict[str, 
             file[name] = None if isinstance(value, bytes) else value
         elif name.endswith(SUFFIX):
             metadata.add(name[: -len(SUFFIX)], value)
+    return {"file": file, "metadata": metadata.keys, "fields": metadata.fields}
+
+
+def _objects_and_records(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
     kinds: dict[Any, int] = {}
     records: list[dict[str, Any]] = []
     shared = {name: _shared_record(record, kinds, records) for name, record in objects.items()}
-    found = {"base": base, "file": file, "metadata": metadata.keys, "fields": metadata.fields}
-    return {**found, "objects": shared, "records": records}
+    return {"objects": shared, "records": records}
 
 
 class Metadata:

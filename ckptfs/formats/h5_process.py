@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_START = "import sys; sys.path.append(sys.argv[2]); from {} import main; main()"
+_START = "import sys; sys.path.append(sys.argv[2]); from MODULE import main; main()"
 
 
 def child_command(request: Mapping[str, Any], module: str = "ckptfs.formats.h5_child") -> list[str]:
@@ -20,4 +20,4 @@ def child_command(request: Mapping[str, Any], module: str = "ckptfs.formats.h5_c
     """
     sys_path = [os.path.abspath(entry) for entry in sys.path]
     text = json.dumps({**request, "sys_path": sys_path})
-    return [sys.executable or "python3", "-I", "-S", "-c", _START.format(module), text, _ROOT]
+    return [sys.executable or "python3", "-I", "-S", "-c", _START.replace("MODULE", module), text, _ROOT]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -105,10 +106,20 @@ class Rows:
         return [self._reorder(x, dims) for x in xs]
 
     def _reorder(self, x: Tensor, dims: Dims) -> Tensor:
-        order = self.order(dims, x.shape[0] if x.shape else 1)
-        if self.back:
-            order = inverse(order)
-        return RowOrder(x, order, closed_block(order))
+        rows = x.shape[0] if x.shape else 1
+        return RowOrder(x, *_order_and_block(self.order, tuple(dims.items()), rows, self.back))
+
+
+@lru_cache(maxsize=64)
+def _order_and_block(
+    order: Callable[[Dims, int], Order], dims: tuple[tuple[str, int], ...], rows: int, back: bool
+) -> tuple[Order, int]:
+    """The same for all layers of a model, and dear to find: a third of the planning of a large model."""
+    found = order(dict(dims), rows)
+    if back:
+        found = inverse(found)
+    found.flags.writeable = False
+    return found, closed_block(found)
 
 
 @dataclass(frozen=True, slots=True)
