@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptfs.errors import ConfigError, MappingError, MissingField, MissingKeys, NoPath, UnmatchedKeys
 from ckptfs.formats.source import Item, Node, Source
@@ -448,3 +450,26 @@ def test_a_change_knows_its_direction() -> None:
     about = About("gpt2", "gpt2", (2, 1), (2, 0))
     rename = Rename({"old": "new"})
     assert list(rename.apply({"new": Item("new", "none")}, Setting(about, False, {}, []))) == ["old"]
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
+KEYS = st.text("abcd", min_size=1, max_size=3)
+STATES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+
+
+@given(st.dictionaries(KEYS, STATES, max_size=4), st.integers(0, 4))
+def test_any_state_comes_through(state: dict[str, Any], at: int) -> None:
+    items = list(state.items())
+    whole = dict([*items[:at], ("model", {"lm_head.weight": tensor_of("float16", (2,))}), *items[at:]])
+    result = upgrade(checkpoint(whole), "gpt2", "cs-2.4", "cs-2.10").state
+
+    def value(node: Node | str) -> Any:
+        if isinstance(node, str):
+            return result.items[node].value
+        values = [value(child) for child in node.children]
+        return values if node.keys is None else dict(zip(node.keys, values, strict=True))
+
+    root = value(result.tree)
+    assert list(root) == [*state, "model", "__metadata__"]
+    assert repr({key: root[key] for key in state}) == repr(state)
+    assert [key for key, _ in flatten(result).keys] == list(result.items)
