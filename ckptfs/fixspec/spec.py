@@ -59,6 +59,10 @@ class _Stream:
             self.out += b"h" + bytes([place]) if place < 256 else b"j" + struct.pack("<I", place)
         return place is not None
 
+    def check_size(self) -> None:
+        if len(self.out) > self.most:
+            raise CorruptHeader(self.path, "its tree spec (attribute __spec__) holds the same parts over and over")
+
     def remember(self, key: object) -> None:
         self.out += _MEMOIZE
         self.memo[key] = len(self.memo)
@@ -106,8 +110,7 @@ def _close(stream: _Stream, n_nodes: int, n_leaves: int, n_children: int) -> Non
         _text(stream, name)
         stream.out += _number(n)
     stream.out += b"u" + _BUILD
-    if len(stream.out) > stream.most:
-        raise CorruptHeader(stream.path, "its tree spec (attribute __spec__) holds the same parts over and over")
+    stream.check_size()
 
 
 def _value(stream: _Stream, value: object, depth: int) -> None:
@@ -122,6 +125,7 @@ def _value(stream: _Stream, value: object, depth: int) -> None:
         stream.out += b"]("
         for part in value.values:
             _value(stream, part, depth + 1)
+            stream.check_size()
         stream.out += b"e"
     else:
         raise CorruptHeader(stream.path, "its tree spec (attribute __spec__) says more of a container than is known")

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import ckptfs as package
 from ckptfs.cli.fix_checkpoint_spec import QUESTION
 from tests.cli.conftest import Result
 from tests.conftest import ROOT
-from tests.formats.legacy_specs import Class, leaf, spec_hex, tree
+from tests.formats.legacy_specs import Class, leaf, spec_hex, spec_pickle, tree
 
 DATA = ROOT / "tests/data/fix_spec"
 CASES: dict[str, Any] = json.loads((DATA / "index.json").read_text())
@@ -335,6 +336,36 @@ def test_a_spec_that_calls_something_is_refused(tmp_path: Path, ckptfs: Ckptfs) 
     done = ckptfs("fix-checkpoint-spec", path)
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "os.system" in done.err
+
+
+def test_a_spec_that_repeats_itself_is_refused(tmp_path: Path, ckptfs: Ckptfs) -> None:
+    """A list of one list over and over, as what a container says of itself: a million texts in a few thousand bytes."""
+    path = old_checkpoint(tmp_path / "a.mdl", {"0": 1})
+    text, parts = b"X\1\0\0\0aq\1", b"](" + b"h\1" * 1000 + b"eq\2"
+    context = b"](" + text + parts + b"h\2" * 1000 + b"e"
+    node = spec_pickle(tree("list", None, leaf()))
+    hostile = node.replace(b"X\7\0\0\0contextN", b"X\7\0\0\0context" + context, 1)
+    assert len(hostile) > len(node)
+    with h5py.File(path, "a") as file:
+        file.attrs["__spec__"] = hostile.hex()
+    done = ckptfs("fix-checkpoint-spec", path)
+    assert (done.code, "over and over" in done.err) == (3, True)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, ckptfs: Ckptfs) -> None:
+    """The limit on a file's size stands for it: it ends the child that writes, and the command says so."""
+    path = old_checkpoint(tmp_path / "a.mdl", {"w": np.zeros(300_000)})
+    code = (
+        "import resource, signal, sys; from ckptfs.cli import run; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)); sys.exit(run(sys.argv[1:]))"
+    )
+    for line in (["--fix_inplace", "--yes", path], [path]):
+        before = path.read_bytes()
+        command = [sys.executable, "-c", code, "fix-checkpoint-spec", *map(str, line)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
+        assert "too large" in done.stderr
+        assert ([p.name for p in tmp_path.iterdir()], path.read_bytes()) == (["a.mdl"], before)
 
 
 def test_damaged_data_leave_nothing(tmp_path: Path, ckptfs: Ckptfs) -> None:
