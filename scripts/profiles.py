@@ -31,15 +31,16 @@ WAYS = {"cached-1": (False, 1), "cached-2": (False, 2), "direct-1": (True, 1), "
 @click.option("--size", "nbytes", type=size, default="256MB", show_default=True, help="Bytes of each source.")
 @click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Repeats; medians are shown.")
 @click.option("--only", metavar="TEXT[,TEXT…]", help="Only cases whose 'source/operation' has one of these in it.")
+@click.option("--stats", is_flag=True, help="Count requests as 'ckptfs mount --stats' does, to see what that costs.")
 @click.option("--json", "json_file", type=click.Path(), metavar="FILE", help="Write the results there, too.")
 @click.option("--work", type=click.Path(), metavar="DIR", help="Folder for the sources (a temporary one).")
-def main(nbytes: int, runs: int, only: str | None, json_file: str | None, work: str | None) -> None:
+def main(nbytes: int, runs: int, only: str | None, stats: bool, json_file: str | None, work: str | None) -> None:
     """Measure the daemon's cost by source, operation and way of reading."""
     found: list[dict[str, Any]] = []
     click.echo(heading())
     with work_folder(work, keep=False) as folder:
         for source, operation, path in prepared(folder, nbytes, only):
-            found.append(measured(folder, source, operation, path, runs))
+            found.append(measured(folder, source, operation, path, runs, *(["stats"] if stats else [])))
             click.echo(line(found[-1]))
             if json_file:
                 write(json_file, finite({"machine": about(), "size": nbytes, "cases": found}))
@@ -62,14 +63,14 @@ def _asked(name: str, only: str | None) -> bool:
     return only is None or any(text.strip() in name for text in only.split(","))
 
 
-def measured(folder: str, source: str, operation: str, path: str, runs: int) -> dict[str, Any]:
+def measured(folder: str, source: str, operation: str, path: str, runs: int, *options: str) -> dict[str, Any]:
     """One case: for each way of reading its GB/s and CPU s/GB, always of a mount that was never read."""
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(runs):
         for way, (direct, readers) in WAYS.items():
             warm(path)
-            with mounted_case(path, operation, os.path.join(folder, "mnt")) as mount:
+            with mounted_case(path, operation, os.path.join(folder, "mnt"), *options) as mount:
                 seconds, cpu, nbytes = _read(mount, direct, readers)
             rates[way].append(nbytes / seconds / GB)
             costs[way].append(cpu / nbytes * GB)

@@ -1,7 +1,7 @@
 """What `profiles` measures: sources that differ in how bytes are stored, operations that differ in how they move.
 
-A mount of one case is made by hand (``python -m benchmarks.cases SOURCE OPERATION MOUNTPOINT``): its one file has the
-tensors of the source, one after the other, behind the operation.
+A mount of one case is made by hand (``python -m benchmarks.cases SOURCE OPERATION MOUNTPOINT [stats]``): its one file
+has the tensors of the source, one after the other, behind the operation.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ckptfs.fuse import MountOptions
 from ckptfs.layouts.extent import File, file_of
 from ckptfs.layouts.safetensors import safetensors_file
 from ckptfs.mappings.ops import Glue, Op, Transpose, rope, unpack_heads
+from ckptfs.stats import Stats
 from ckptfs.tensors.elementwise import elementwise
 from ckptfs.tree.node import Folder, Leaf, Tree
 from ckptfs.write import write_file
@@ -86,10 +87,11 @@ def _packed(xs: list[Tensor]) -> list[Tensor]:
     return _applied(unpack_heads(heads, (1, 1, 1)).inverse(), _applied(Glue((1, 1, 1)), xs))
 
 
-def _mount(source: str, operation: str, mountpoint: str) -> None:
+def _mount(source: str, operation: str, mountpoint: str, stats: str = "") -> None:
     leaf = Leaf(case_file(source, operation))
     tree = Tree(Folder(lambda: {NAME: leaf}), os.stat(source).st_mtime_ns)
-    mount_in_background(tree, os.path.abspath(mountpoint), MountOptions())
+    options = MountOptions(stats=Stats() if stats else None)
+    mount_in_background(tree, os.path.abspath(mountpoint), options)
 
 
 if __name__ == "__main__":

@@ -69,9 +69,10 @@ def loopback_mount(folder: str, mountpoint: str) -> Iterator[Mounted]:
 
 
 @contextlib.contextmanager
-def mounted_case(source: str, operation: str, mountpoint: str) -> Iterator[Mounted]:
+def mounted_case(source: str, operation: str, mountpoint: str, *options: str) -> Iterator[Mounted]:
     """The tensors of *source* behind one operation of `benchmarks.cases`."""
-    with _mounted(mountpoint, [sys.executable, "-m", "benchmarks.cases", source, operation, mountpoint]) as mount:
+    command = [sys.executable, "-m", "benchmarks.cases", source, operation, mountpoint, *options]
+    with _mounted(mountpoint, command) as mount:
         yield mount
 
 
