@@ -76,7 +76,7 @@ def _with_hf(
 def _near(family: Family, src: Format, tgt: Format) -> Format:
     """The Cerebras format that Hugging Face is connected with, nearest to *src* or *tgt*; `NoPath` without a way."""
     wanted = src if tgt == HF else tgt
-    near = replace(wanted, release=min(max(wanted.release or CURRENT, family.since), family.until))
+    near = Format(min(max(wanted.release or CURRENT, family.since), family.until), family.variant)
     if not family.covers(near) or not chain.connected(family, near, wanted):
         raise NoPath(family.name, src.name, tgt.name, f"{family.known()}; {chain.known(family)}")
     return near

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import yaml
 
 import ckptfs
 from ckptfs.api import convert_config, prepare
-from ckptfs.errors import MissingField, NoPath, UnsupportedValue
+from ckptfs.errors import MappingError, MissingField, NoPath, UnmatchedKeys, UnsupportedValue
 from ckptfs.formats.source import Item, Node, Source
 from ckptfs.mappings.families.dpo import MODELS, POLICY, REFERENCE
 from tests.factories import ArrayTensor
@@ -117,9 +119,8 @@ def test_nothing_tells_the_decoder() -> None:
 
 def test_formats_say_dpo_or_do_not() -> None:
     gpt2 = {"model_type": "gpt2", "n_embd": 8}
-    for fmt in ("cs-2.9", "cs-2.9-no-dpo"):
-        with pytest.raises(NoPath, match=r"cs-2\.1-dpo … cs-2\.10-dpo"):
-            convert_config(gpt2, "hf", fmt, model="dpo")
+    with pytest.raises(NoPath, match=r"cs-2\.1-dpo … cs-2\.10-dpo"):
+        convert_config(gpt2, "hf", "cs-2.9", model="dpo")
     with pytest.raises(NoPath, match=r"cs-2\.1 … cs-2\.10"):
         convert_config(gpt2, "hf", "cs-2.9-dpo", model="gpt2")
     config, name = convert_config(gpt2, "hf", "cs-current", model="dpo")
@@ -132,3 +133,91 @@ def test_mpt_holds_for_the_releases_that_have_it() -> None:
     assert config["model"]["model_name"] == "mpt"
     with pytest.raises(NoPath, match=r"cs-2\.1-dpo … cs-2\.3-dpo"):
         convert_config(mpt, "hf", "cs-2.4-dpo", model="dpo")
+
+
+# ------------------------------------------------------------------------------- a model <-> the same in DPO training
+
+OTHERS = Path(__file__).parent.parent / "others" / "dpo"
+
+
+def opened(case: str, tmp: Path) -> ckptfs.Checkpoint:
+    path = tmp / f"{case}.mdl"
+    path.write_bytes(gzip.decompress((OTHERS / case / "cs.mdl.gz").read_bytes()))
+    return ckptfs.open(path)
+
+
+def given(case: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((OTHERS / case / "cs.yaml").read_text())
+    return found
+
+
+def bytes_of(state: ckptfs.Checkpoint, lead: str) -> dict[str, bytes]:
+    """The tensors under *lead*, by the rest of their keys."""
+    return {k.removeprefix(lead): state[k].tobytes() for k in state if k.startswith(lead)}
+
+
+def test_a_model_becomes_policy_and_reference(tmp_path: Path) -> None:
+    """What the converter means to do, and does not reach: it takes the variant for a part of the release."""
+    config = given("no_dpo_to_dpo")
+    with opened("no_dpo_to_dpo", tmp_path) as plain:
+        view = ckptfs.view(plain, "cs-2.1-dpo", model="dpo", src_fmt="cs-2.1-no-dpo", config=config)
+        training = {"beta": 0.1, "reference_free": False}
+        expected = {**given("no_dpo_to_dpo"), "model": {**config["model"], "dpo": training}}
+        assert view.config == expected
+        assert view.state is not None
+        with view.state as state:
+            kept = bytes_of(plain, "model.")
+            assert len(kept) == 3
+            assert bytes_of(state, f"model.{POLICY}") == bytes_of(state, f"model.{REFERENCE}") == kept
+            assert len([k for k in state if k.startswith("model.")]) == 6
+            assert state.metadata[-1] == {"version": "2.1.0", "model_name": "", "params": expected}
+            rest = {k for k in plain if not k.startswith("model.")}
+            assert rest == {k for k in state if not k.startswith(("model.", "__metadata__"))}
+
+
+def test_a_policy_becomes_a_model(tmp_path: Path) -> None:
+    config = given("dpo_to_no_dpo")
+    with opened("dpo_to_no_dpo", tmp_path) as pair:
+        view = ckptfs.view(pair, "cs-2.1-no-dpo", model="dpo", src_fmt="cs-2.1-dpo", config=config)
+        model = {"hidden_size": 24, "model_name": "llama", "vocab_size": 61}
+        assert view.config == {**config, "model": model}
+        assert view.state is not None
+        with view.state as state:
+            assert bytes_of(state, "model.") == bytes_of(pair, f"model.{POLICY}")
+
+
+@pytest.mark.parametrize("name", ["gpt-neox", "opt"])
+def test_the_name_follows_where_configs_have_it(name: str) -> None:
+    whole = {"trainer": {"init": {"model": {"name": name, "model_name": name}, "seed": 1}}}
+    there, _ = convert_config(whole, "cs-2.4-no-dpo", "cs-2.4-dpo", model="dpo")
+    model = {"name": "dpo", "model_name": name, "dpo": {"beta": 0.1, "reference_free": False}}
+    assert there == {"trainer": {"init": {"model": model, "seed": 1}}}
+    assert convert_config(there, "cs-2.4-dpo", "cs-2.4-no-dpo", model="dpo")[0] == whole
+    own = {"model": {"model_name": name, "dpo": {"beta": 0.7}}}
+    assert convert_config(own, "cs-2.2-no-dpo", "cs-2.2-dpo", model="dpo")[0] == own
+
+
+def test_models_that_cannot_be_trained() -> None:
+    for bad in ("bert", 3, ["gpt2"]):
+        with pytest.raises(UnsupportedValue, match="model_name"):
+            convert_config({"model": {"model_name": bad}}, "cs-2.1-no-dpo", "cs-2.1-dpo", model="dpo")
+    with pytest.raises(MissingField, match="model_name"):
+        convert_config({"model": {}}, "cs-2.1-no-dpo", "cs-2.1-dpo", model="dpo")
+    with pytest.raises(MissingField, match="dpo"):
+        convert_config({"model": {"model_name": "gpt2"}}, "cs-2.1-dpo", "cs-2.1-no-dpo", model="dpo")
+
+
+def test_keys_that_are_of_the_other_kind_are_refused(tmp_path: Path) -> None:
+    config = {"model": {"model_name": "llama", "dpo": {"beta": 0.1}}}
+    with opened("no_dpo_to_dpo", tmp_path) as plain, opened("dpo_to_no_dpo", tmp_path) as pair:
+        with pytest.raises(UnmatchedKeys, match=r"lm_head\.weight.*policy_model"):
+            ckptfs.view(plain, "cs-2.1-no-dpo", model="dpo", src_fmt="cs-2.1-dpo", config=config)
+        with pytest.raises(MappingError, match="DPO model already"):
+            ckptfs.view(pair, "cs-2.1-dpo", model="dpo", src_fmt="cs-2.1-no-dpo", config=config)
+
+
+def test_releases_are_steps_too() -> None:
+    config = {"model": {"model_name": "llama", "dpo": {"beta": 0.2}}}
+    assert convert_config(config, "cs-2.1-dpo", "cs-2.2-dpo", model="dpo")[0] == config
+    found, name = convert_config({"model_type": "gpt2", "n_embd": 8}, "hf", "cs-2.5-no-dpo", model="dpo")
+    assert (name, found["model"]["name"], "dpo" in found["model"]) == ("cs-2.5-no-dpo", "gpt2", False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckptfs.mappings.families import bert
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import Table, same, under
-from ckptfs.mappings.upgrades import t5
+from ckptfs.mappings.upgrades import backbone, dpo, t5
 from ckptfs.mappings.upgrades.keys import DropPrefix, Naming, Rename, Tie, TieSeq2Seq, reverse
 from ckptfs.mappings.upgrades.steps import Change, Step, step, unchanged
 
@@ -123,7 +123,8 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "roberta": BERT_SINCE_2_0,
     "jais": SINCE_2_0,
     **dict.fromkeys(("t5", "transformer", "ul2", "flan-ul2"), T5),
-    "gpt2": (*SINCE_1_8, *skipping((2, 2))),
+    "gpt2": (*SINCE_1_8, *skipping((2, 2)), *backbone.STEPS),
+    "dpo": dpo.STEPS,
     **dict.fromkeys(("gptj", "gpt-neox", "codegen"), SINCE_1_8),
     **dict.fromkeys(("bloom", "llama"), SINCE_1_9),
     "dpr": (*unchanged((2, 2)), *skipping((2, 2))),
