@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.errors import ConfigError, MappingError, MissingField, MissingKeys, NoPath, UnmatchedKeys
@@ -457,6 +457,7 @@ KEYS = st.text("abcd", min_size=1, max_size=3)
 STATES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(KEYS, STATES, max_size=4), st.integers(0, 4))
 def test_any_state_comes_through(state: dict[str, Any], at: int) -> None:
     items = list(state.items())
