@@ -26,7 +26,7 @@ from ckptfs.tensors.expr import (
     Transposed,
     closed_block,
 )
-from ckptfs.tensors.made import causal_mask, constant, filled, numbered, seeded_normal
+from ckptfs.tensors.made import causal_mask, constant, filled, numbered, seeded_normal, seeded_uniform
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy
 from ckptfs.tensors.reindex import rope_pairs
 from tests.factories import ArrayTensor
@@ -173,3 +173,14 @@ def test_seeded_normal_is_the_documented_stream() -> None:
     read_into(tensor, 4 * 64_000, memoryview(out))
     assert bytes(out) == want[64_000:67_000].tobytes()
     assert abs(float(want.std()) - 0.5) < 0.01
+
+
+def test_seeded_uniform_is_the_documented_stream() -> None:
+    tensor = seeded_uniform((2, 40_000), 0.25, seed=5)
+    streams = [np.random.Generator(np.random.Philox(key=5, counter=[0, t, 0, 0])) for t in range(2)]
+    want = np.concatenate([(2 * s.random(65536, np.float32) - 1) * np.float32(0.25) for s in streams])[:80_000]
+    assert to_bytes(tensor) == want.tobytes()
+    out = bytearray(4 * 3000)
+    read_into(tensor, 4 * 64_000, memoryview(out))
+    assert bytes(out) == want[64_000:67_000].tobytes()
+    assert -0.25 <= want.min() < -0.24 < 0.24 < want.max() <= 0.25

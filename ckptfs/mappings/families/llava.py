@@ -24,7 +24,10 @@ from ckptfs.mappings.table import Context, Table, cs_only, hf_only, same, under
 from ckptfs.tensors.made import seeded_uniform
 
 IMAGE = [
-    *under("vision_model.", "", CLIP_BODY),
+    *(
+        replace(rule, hf_also=bare.hf)
+        for rule, bare in zip(under("vision_model.", "", CLIP_BODY), CLIP_BODY, strict=True)
+    ),
     *hf_only("text_model.{*}", "logit_scale", "visual_projection.{*}", "text_projection.{*}"),  # a whole CLIPModel
 ]
 TEXT = [*llama.TENSORS.rules, *hf_only("model.vision_tower.{*}")]
