@@ -121,12 +121,11 @@ def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable
         os.fsencode(mountpoint),
     ]
     operations = _operations(binding, adapter, options.stats)
-    wanted = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}  # libfuse wants them at default
+    # libfuse wants the first two at default; the third, meant for a mount with statistics, would kill one without.
+    wanted = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
+    kept = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     if options.stats is not None:
         log_on_signal(options.stats)
-    else:
-        wanted[signal.SIGUSR1] = signal.SIG_IGN  # else a signal meant for a mount with statistics would kill this one
-    kept = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         code = binding.fuse_main_real(
             len(args), (ctypes.c_char_p * len(args))(*args), ctypes.byref(operations), ctypes.sizeof(operations), None

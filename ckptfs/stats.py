@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import signal
 import threading
 import time
@@ -139,17 +140,21 @@ def stats_file(stats: Stats) -> File:
 
 
 def log_on_signal(stats: Stats, number: int = signal.SIGUSR1) -> None:
-    """Log a snapshot, in one line, whenever the signal comes. Call it before threads are started.
+    """Log a snapshot, in one line, whenever the signal comes. Call it in the main thread.
 
-    They inherit that it is blocked, and one thread waits for it: Python's own handlers only run in the main thread,
-    which is in libfuse as long as the mount lives.
+    A handler in Python only runs in the main thread, which is in libfuse as long as the mount lives: instead, a thread
+    reads the bytes that Python's C handler writes, in whichever thread the signal arrives (OpenBLAS has some, too).
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    receive, send = os.pipe()
+    os.set_blocking(send, False)
+    signal.set_wakeup_fd(send, warn_on_full_buffer=False)
+    signal.signal(number, lambda *_: None)
+    signal.siginterrupt(number, False)
 
     def wait() -> None:
         while True:
-            signal.sigwait({number})
-            log.info("stats %s", json.dumps(stats.snapshot()))
+            for _ in range(os.read(receive, 64).count(number)):
+                log.info("stats %s", json.dumps(stats.snapshot()))
 
     threading.Thread(target=wait, name="stats", daemon=True).start()
 

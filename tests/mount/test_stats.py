@@ -21,6 +21,7 @@ from tests.conftest import Mounter
 from tests.formats.h5_files import write_checkpoint
 from tests.mount.semantics import table
 from tests.mount.test_faults import GOLDEN, MODEL
+from tests.mount.test_life import wait_for
 
 pytestmark = pytest.mark.fuse
 
@@ -148,3 +149,20 @@ def test_a_signal_logs_them_or_does_nothing(mounter: Mounter, options: list[str]
     assert len(lines) == len(options)
     for line in lines:
         assert json.loads(line.partition(" stats ")[2])["requests"]["getattr"] >= 1
+
+
+@pytest.mark.parametrize("options", [[], ["--stats"]], ids=["without", "with"])
+def test_a_signal_in_the_foreground_comes_to_any_thread(mounter: Mounter, options: list[str]) -> None:
+    """There the process has threads of libraries, which were started before the mount."""
+    path = mounter.mountpoint()
+    process = mounter.start("-m", "ckptfs", "mount", GOLDEN / "cs.mdl", path, *MODEL, *options, "-f")
+    wait_for("the mount", lambda: os.path.ismount(path) and (path / "README.txt").read_text())
+    for _ in range(20):
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(0.01)
+    assert (path / "README.txt").read_text(), "it serves on"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert err.count(" stats {") >= len(options), err
+    assert "Traceback" not in err
