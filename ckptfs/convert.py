@@ -66,6 +66,11 @@ def stem(path: str) -> str:
     return re.sub(r"(\.[A-Za-z]+)+$", "", name) or name
 
 
+def config_stem(path: str) -> str:
+    """The same for a config, which a folder holds as ``config.json``."""
+    return "config" if os.path.isdir(path) else stem(path)
+
+
 def outputs(
     view: View,
     checkpoint: str,
@@ -92,7 +97,7 @@ def outputs(
         f"{stem(checkpoint)}_to_{view.tgt}.mdl": Compressed(state_of(view), release_of(view.tgt))
         if compress
         else checkpoint_file(view),
-        f"{stem(config or 'config.json')}_to_{view.tgt}.yaml": params_file(view.config),
+        f"{config_stem(config or 'config.json')}_to_{view.tgt}.yaml": params_file(view.config),
     }
 
 
@@ -110,11 +115,9 @@ def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, W
     """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them."""
     if set(config) in map(set, COMPONENTS):
         return {name: json_files({"config.json": part}) for name, part in config.items()}
-    if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
     if tgt == "hf":
-        return {f"{stem(path)}_to_hf.json": json_file(config, indent=4, newline=False)}
-    return {f"{stem(path)}_to_{tgt}.yaml": params_file(config)}
+        return {f"{config_stem(path)}_to_hf.json": json_file(config, indent=4, newline=False)}
+    return {f"{config_stem(path)}_to_{tgt}.yaml": params_file(config)}
 
 
 def folded_outputs(

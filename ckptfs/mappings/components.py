@@ -93,7 +93,7 @@ def flat(values: Any, sections: Sequence[str], at: str = "") -> dict[str, Any]:
     for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         path = f"{at}{name}"
         inner = [section for section in sections if f"{section}/".startswith(f"{path}/")]
-        if inner and not isinstance(value, Mapping | list):
+        if inner and not isinstance(value, Mapping if path in inner else Mapping | list):
             raise ConfigError(f"{path} in the config is not a section with fields")
         result |= flat(value, [s for s in inner if s != path], f"{path}/") if inner else {path: value}
         missing.difference_update(inner)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
 from ckptfs.errors import ShapeError
 from ckptfs.formats.source import Tensor
 from ckptfs.tensors.elementwise import elementwise
@@ -120,6 +118,26 @@ def _order_and_block(
         found = inverse(found)
     found.flags.writeable = False
     return found, closed_block(found)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRowLast:
+    """The first row of each tensor goes to the end; the others keep their order."""
+
+    back: bool = False
+
+    def inverse(self) -> Op:
+        return FirstRowLast(not self.back)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [self._moved(x) for x in xs]
+
+    def _moved(self, x: Tensor) -> Tensor:
+        n = x.shape[0] if x.shape else 0
+        if n < 2:
+            return x
+        cut = n - 1 if self.back else 1
+        return RowJoin((RowSlice(x, cut, n), RowSlice(x, 0, cut)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +290,6 @@ def rope(heads: str | int) -> Op:
             want = f"its rows must be {n} heads of at least {rotary} (an even number of) rotary rows"
             raise ShapeError("rotary projection", (n_rows,), want)
         return rope_pairs(n, n_rows // n, rotary)
-
-    return Rows(order)
-
-
-def first_row_last() -> Op:
-    """The first row <-> the last one; the others keep their order."""
-
-    def order(dims: Dims, n_rows: int) -> Order:
-        return np.roll(np.arange(n_rows), -1)
 
     return Rows(order)
 

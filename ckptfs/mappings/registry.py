@@ -110,9 +110,10 @@ def by_hf_config(config: Mapping[str, Any]) -> list[Family]:
 
 def _hf_type(config: Mapping[str, Any]) -> str:
     """``model_type`` of a ``config.json``; of configs by component the first one's, as ``folder/model_type``."""
-    first = next(iter(config), "")
-    if any(first in f.components for f in FAMILIES.values()) and isinstance(config[first], Mapping):
-        return f"{first}/{config[first].get('model_type')}"
+    for family in FAMILIES.values():
+        first = config.get(family.components[0]) if family.components else None
+        if isinstance(first, Mapping):
+            return f"{family.components[0]}/{first.get('model_type')}"
     return str(config.get("model_type"))
 
 

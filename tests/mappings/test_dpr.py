@@ -57,7 +57,7 @@ def test_a_component_without_tensors_is_refused() -> None:
         to_hf("dpr", [f"question_encoder.{WORDS}"])
 
 
-@pytest.mark.parametrize("section", [None, 3, "x"], ids=repr)
+@pytest.mark.parametrize("section", [None, 3, "x", [3]], ids=repr)
 def test_a_component_without_config_is_refused(section: object) -> None:
     for whole in ({"q_encoder": ENCODER}, {"q_encoder": ENCODER, "ctx_encoder": section}):
         with pytest.raises(ConfigError, match="ctx_encoder"):
@@ -104,6 +104,6 @@ def test_dragon_begins_with_release_2_3() -> None:
 
 def test_which_model_two_folders_are() -> None:
     def found(kind: str) -> list[str]:
-        return [f.name for f in registry.by_hf_config({"q_encoder": {"model_type": kind}, "ctx_encoder": {}})]
+        return [f.name for f in registry.by_hf_config({"ctx_encoder": {}, "q_encoder": {"model_type": kind}})]
 
     assert (found("dpr"), found("bert")) == (["dpr"], ["dragon"])

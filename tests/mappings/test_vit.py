@@ -10,9 +10,10 @@ import pytest
 from ckptfs.errors import ConfigError, UnmatchedKeys, UnsupportedValue
 from ckptfs.mappings import registry
 from ckptfs.mappings.formats import parse_format
+from ckptfs.mappings.ops import FirstRowLast
 from ckptfs.mappings.plan import View, cs_config, hf_config, make_view
 from ckptfs.tensors.read import to_numpy
-from tests.factories import source_of
+from tests.factories import ArrayTensor, source_of
 
 RELEASE = parse_format("cs-2.9")
 HF = {"model_type": "vit", "hidden_size": 4, "image_size": 8, "patch_size": 4, "encoder_stride": 4, "num_labels": 3}
@@ -48,6 +49,15 @@ def test_positions_without_the_tokens_row_cannot_be_reordered(fields: dict[str, 
     assert hf_config(registry.family("vit"), {"model": {**CS, **fields}}, RELEASE)[0]["image_size"] == 8
     with pytest.raises(UnmatchedKeys):
         to_hf("vit", {**CS, **fields}, {POSITIONS: np.zeros((5, 4), np.float32)})
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_rows_of_any_number(n: int) -> None:
+    rows = ArrayTensor(np.arange(3 * n, dtype=np.float32).reshape(n, 3))
+    (moved,) = FirstRowLast().apply([rows], {})
+    np.testing.assert_array_equal(to_numpy(moved), np.roll(to_numpy(rows), -1, axis=0))
+    (back,) = FirstRowLast().inverse().apply([moved], {})
+    np.testing.assert_array_equal(to_numpy(back), to_numpy(rows))
 
 
 def test_a_headless_model_gets_a_classifier() -> None:

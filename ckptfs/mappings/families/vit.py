@@ -16,7 +16,7 @@ from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable
 from ckptfs.mappings.families.decoder import HEAD_SEED, no_numbers
 from ckptfs.mappings.family import Family
-from ckptfs.mappings.ops import Reshape, first_row_last
+from ckptfs.mappings.ops import FirstRowLast, Reshape
 from ckptfs.mappings.table import Context, Rule, Table, hf_only, making_cs, only_when, same, under
 from ckptfs.tensors.made import filled, seeded_normal
 
@@ -62,14 +62,14 @@ CLIP_LAYER = {
 }
 CLASS_TOKEN = same("embeddings.cls_token", CLASS, Reshape(2))
 VIT_BODY = [
-    *only_when(learned, same("embeddings.position_embeddings", POSITIONS, Reshape(1), first_row_last())),
+    *only_when(learned, same("embeddings.position_embeddings", POSITIONS, Reshape(1), FirstRowLast())),
     same("embeddings.patch_embeddings.projection.{p}", "embedding_layer.linear_proj.{p}"),
     *encoder("encoder.layer", VIT_LAYER, "layernorm"),
 ]
 POOLER = same("pooler.dense.{p}", "encoder.pooler.pooler.ffn.0.linear_layer.{p}")
 CLIP_BODY = [
     same("embeddings.class_embedding", CLASS),
-    *only_when(learned, same("embeddings.position_embedding.weight", POSITIONS, first_row_last())),
+    *only_when(learned, same("embeddings.position_embedding.weight", POSITIONS, FirstRowLast())),
     same("embeddings.patch_embedding.{p}", "embedding_layer.linear_proj.{p}"),
     same("pre_layrnorm.{p}", "embedding_layer.post_embed_ln.{p}"),
     *encoder("encoder.layers", CLIP_LAYER, "post_layernorm"),
