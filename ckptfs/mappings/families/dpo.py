@@ -87,4 +87,4 @@ def resolve(config: Mapping[str, Any], side: Side) -> Family:
 
 
 NOTES = "decoder by model_type or model_name; the reference model is a copy of the policy, and left out on the way back"
-DPO = replace(dpo(GPT2), resolve=resolve)
+DPO = replace(dpo(GPT2), architecture="as the decoder's", resolve=resolve)
