@@ -200,3 +200,23 @@ def test_hdf5_stays_out_of_the_process() -> None:
         path = DATA / "v05" / f"{name}.mdl"
         done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["False", str(n)]
+
+
+@pytest.mark.parametrize("path", [*FILES, DATA / "h5" / "damaged" / "raw12000.bin"], ids=lambda path: path.stem)
+def test_two_processes_say_what_one_says(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    found = json.loads(h5_child.respond(fd, str(path), sys.path, None, False))
+    assert found == json.loads(json.dumps(h5_child.answer(fd, str(path), sys.path, None, False)))
+    os.close(fd)
+
+
+def test_the_second_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(fd: int, path: str) -> dict[str, Any]:
+        os.kill(os.getpid(), 9)
+        return {}
+
+    monkeypatch.setattr(h5_child, "_described", die)
+    path = DATA / "h5" / "damaged" / "good.mdl"
+    fd = os.open(path, os.O_RDONLY)
+    assert "died" in json.loads(h5_child.respond(fd, str(path), sys.path, None, False))["error"]
+    os.close(fd)
