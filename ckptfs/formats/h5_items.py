@@ -31,6 +31,8 @@ class Reading:
     follow: Follow
     items: dict[str, Item] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    sound: dict[object, DType] = field(default_factory=dict)
+    """Element types of tensors whose metadata and dataset agree; see `_sound_dtype`."""
 
 
 def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
@@ -125,14 +127,30 @@ def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor
         return Item(key, "link" if found and found.elsewhere else "object", reason=problem)
     if found.shape is None:
         return refused(key, "its dataset holds no data")
-    dtype = _tensor_dtype(reading, key, found, fields) if is_tensor else array_dtype(found, fields)
+    dtype = _sound_dtype(reading, key, found, fields, is_tensor)
     if isinstance(dtype, str):
         return refused(key, dtype)
-    said = fields.get("shapes")
-    if is_tensor and found.shape and said != [list(found.shape)]:
-        reading.warnings.append(f"{key}: its metadata say shape {said!r:.60}, it is shown as stored: {found.shape}")
     tensor = make_tensor(reading.index, name, found, dtype, reading.cache)
     return Item(key, "tensor" if is_tensor else "array", tensor=tensor)
+
+
+def _sound_dtype(reading: Reading, key: str, found: H5Object, fields: Fields, is_tensor: bool) -> DType | str:
+    """The element type, after warnings about what metadata and dataset do not agree in; text: why there is none.
+
+    The many tensors of one kind share both in the index: what was sound for one of them is so for all.
+    """
+    alike = id(fields), id(found.attributes), found.type, found.shape, is_tensor
+    known = reading.sound.get(alike)
+    if known is not None:
+        return known
+    n_warnings = len(reading.warnings)
+    dtype = _tensor_dtype(reading, key, found, fields) if is_tensor else array_dtype(found, fields)
+    said = fields.get("shapes")
+    if is_tensor and found.shape and said != [list(found.shape)] and not isinstance(dtype, str):
+        reading.warnings.append(f"{key}: its metadata say shape {said!r:.60}, it is shown as stored: {found.shape}")
+    if isinstance(dtype, DType) and len(reading.warnings) == n_warnings:
+        reading.sound[alike] = dtype
+    return dtype
 
 
 def array_dtype(found: H5Object, fields: Fields) -> DType | str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ckptfs.errors import CorruptHeader
@@ -123,7 +124,7 @@ def _container(
     if kind in _SEQUENCES:
         return _SEQUENCES[kind], None, [str(i) for i in range(n)]
     if isinstance(context, str):
-        context = json.loads(context)
+        context = _context(context)
     if kind == "collections.defaultdict":
         return _defaultdict(walk, key, context, n)
     if kind not in _DICTS:
@@ -132,6 +133,12 @@ def _container(
     if len(keys) != n:
         raise ValueError(f"{len(keys)} keys for {n} entries")
     return _DICTS[kind], keys, [str(k) for k in keys]
+
+
+@lru_cache(maxsize=256)
+def _context(text: str) -> Any:
+    """What a container's text says; nobody changes it. The thousands of an optimizer's state say the same."""
+    return json.loads(text)
 
 
 def _plain_keys(keys: Any) -> tuple[object, ...]:

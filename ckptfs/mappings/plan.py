@@ -205,10 +205,12 @@ def model_state(source: Source) -> dict[str, Tensor]:
 def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, drop_unmatched: bool) -> None:
     """Refuse a model whose tensors cannot all be shown: loaders would fill the gap with random numbers."""
     items = {_strip(key, family) if frm == "cs" else key: item for key, item in model_items(source).items()}
+    if drop_unmatched or all(item.tensor is not None for item in items.values()):
+        return
     held = {key: item.tensor for key, item in items.items() if item.tensor is not None}
     whole = family.table.completed(frm, held, context)
     for key, item in items.items():
-        if item.tensor is None and not drop_unmatched:
+        if item.tensor is None:
             found = family.table.claim(frm, key, context)
             if item.kind == "none" and (found is None or key in whole):
                 continue  # a name without a tensor, as old GPT-J checkpoints have, or one that has a second copy

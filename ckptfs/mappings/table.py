@@ -129,6 +129,8 @@ class Table:
     rules: tuple[Rule, ...]
     _claims: dict[Side, dict[str, list[Claim]]] = field(init=False, repr=False, compare=False)
     _open: dict[Side, list[Claim]] = field(init=False, repr=False, compare=False)
+    _seconds: dict[Side, frozenset[str]] = field(init=False, repr=False, compare=False)
+    """Blanked forms of the keys that may be second copies: few, so that the others need no look."""
 
     def __post_init__(self) -> None:
         claims: dict[Side, dict[str, list[Claim]]] = {"hf": {}, "cs": {}}
@@ -141,6 +143,10 @@ class Table:
         object.__setattr__(self, "_claims", claims)
         rest = {side: [c for r in self.rules for c in _claims_of(r, side) if c.template.open] for side in SIDES}
         object.__setattr__(self, "_open", rest)
+        seconds = {
+            s: frozenset(text for text, found in claims[s].items() if any(c.second for c in found)) for s in SIDES
+        }
+        object.__setattr__(self, "_seconds", seconds)
         for side in SIDES:
             for same in claims[side].values():
                 _check_unique(side, same)
@@ -153,6 +159,9 @@ class Table:
         """*state* with second copies under the rules' own keys, where *state* lacks these."""
         result: dict[str, Tensor] = {}
         for key, tensor in state.items():
+            if blank(key) not in self._seconds[side] and not self._open[side]:
+                result[key] = tensor
+                continue
             missing = []
             for claim, fields in self._claims_on(side, key, context):
                 templates = (*claim.rule.side(side)[:1], *claim.rule.also(side))
