@@ -136,7 +136,7 @@ def test_layers_that_a_flat_config_cannot_describe() -> None:
 
 
 def test_windows_need_the_number_of_layers() -> None:
-    for n in (None, 0, "2"):
+    for n in (None, 0, "2", 10**12):
         with pytest.raises(UnsupportedValue, match="num_hidden_layers"):
             nested({"name": "gpt2", "num_hidden_layers": n, "sliding_window_every_other_decoder_layer": True})
 

@@ -20,6 +20,9 @@ ATTENTION = (*LAYERS, "self_attn")
 WINDOW = "attention_sliding_window_length"
 ALTERNATING = "sliding_window_every_other_decoder_layer"
 
+MOST_LAYERS = 10_000
+"""More than any model has; the nested config describes each."""
+
 PLACES: Mapping[tuple[str, ...], str] = {
     (): """
         hidden_size use_bias_in_output initializer_range initializer output_layer_initializer ffn_initializer
@@ -72,8 +75,9 @@ def nested(about: About, section: Section) -> Section:
         where[name] = section[name]
     if section.get(ALTERNATING):
         n = section.get("num_hidden_layers")
-        if not isinstance(n, int) or n < 1:
-            raise UnsupportedValue(about.family, "num_hidden_layers", n, f"{ALTERNATING} needs their number")
+        if not isinstance(n, int) or not 0 < n <= MOST_LAYERS:
+            why = f"{ALTERNATING} needs their number, at most {MOST_LAYERS}"
+            raise UnsupportedValue(about.family, "num_hidden_layers", n, why)
         decoder = result[LAYERS[0]]
         decoder[LAYERS[1]] = [_with_window(decoder.get(LAYERS[1], {}), section.get(WINDOW), i) for i in range(n)]
     return result
