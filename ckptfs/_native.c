@@ -243,3 +243,35 @@ int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t count, i
     }
     return 0;
 }
+
+static inline float widened(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+/* To nearest even; a NaN becomes the quiet one of its sign, as in ml_dtypes. */
+static inline uint16_t rounded(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t near = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = (bits >> 16 & 0x8000) | 0x7fc0;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : near);
+}
+
+/* One step on n bfloat16 numbers in place: 0 multiply, 1 divide, 2 add, each in float32, rounded once. */
+void ckptfs_bfloat16(uint16_t *data, int64_t n, int64_t kind, double scalar)
+{
+    const float s = (float)scalar;
+    if (kind == 0)
+        for (int64_t i = 0; i < n; i++)
+            data[i] = rounded(widened(data[i]) * s);
+    else if (kind == 1)
+        for (int64_t i = 0; i < n; i++)
+            data[i] = rounded(widened(data[i]) / s);
+    else
+        for (int64_t i = 0; i < n; i++)
+            data[i] = rounded(widened(data[i]) + s);
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_double, c_int, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ckptfs.cache import scratch
 
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
+BFLOAT16_STEPS = ("multiply", "divide", "add")
 _Array = npt.NDArray[Any]
 _Pair = tuple[int, int]
 _SIGNATURES = {
@@ -25,6 +26,7 @@ _SIGNATURES = {
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "ckptfs_gather_transposed": (c_int, c_void_p, *[c_int64] * 8, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_transpose": (c_void_p, c_int64, c_void_p, *[c_int64] * 4),
+    "ckptfs_bfloat16": (c_void_p, c_int64, c_int64, c_double),
 }
 
 
@@ -101,6 +103,12 @@ def transpose(found: _Array, out: _Array) -> None:
     rows, cols = found.shape
     at, line = found.ctypes.data, out.ctypes.data
     LIBRARY.ckptfs_transpose(at, found.strides[0], line, out.strides[0], rows, cols, found.itemsize)
+
+
+def bfloat16(words: _Array, kind: str, scalar: float) -> None:
+    """``multiply``, ``divide`` or ``add`` *scalar* in place, in float32, rounded to nearest even. *words* has no gaps."""
+    assert LIBRARY is not None
+    LIBRARY.ckptfs_bfloat16(words.ctypes.data, words.size, BFLOAT16_STEPS.index(kind), scalar)
 
 
 def _check(result: int) -> None:

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "native": ["cache"],
     "formats.h5_graph": [*BASE, "formats.source", "tensors.elementwise"],  # a reader that has to compute
     "formats*": [*BASE, "cache", "native", "formats*"],
-    "tensors*": [*BASE, "cache", "tensors*", "formats.source", "formats.spans"],
+    "tensors*": [*BASE, "cache", "native", "tensors*", "formats.source", "formats.spans"],
     "mappings*": [*BASE, "tensors*", "mappings*", "formats.source"],
     "layouts*": [*BASE, "cache", "tensors*", "layouts*", "formats.source"],
     "tree*": [*BASE, "cache", "tensors*", "mappings*", "layouts*", "formats*", "tree*"],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -88,3 +89,17 @@ def test_a_file_that_ends_early_says_where(tmp_path: Path) -> None:
     os.close(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         native.look(fd, np.array([0]), 1, 100, np.zeros(1, np.uint8))
+
+
+@needs_library
+@pytest.mark.parametrize("scalar", [3.0, 0.1, -1 / 7, 1e30, 1e-40, 0.0, float("inf")])
+@pytest.mark.parametrize("kind", native.BFLOAT16_STEPS)
+def test_arithmetic_on_every_bfloat16(kind: str, scalar: float) -> None:
+    """Infinities, NaN of both signs and subnormal numbers among them."""
+    words = np.arange(1 << 16, dtype=np.uint16)
+    numbers = words.view(ml_dtypes.bfloat16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        wide = getattr(np, kind)(numbers, np.float32(scalar))
+        want = wide.astype(ml_dtypes.bfloat16).view(np.uint16)
+    native.bfloat16(words, kind, scalar)
+    assert (words == want).all()

@@ -6,6 +6,11 @@ A tensor may have a ``read_span(start, out)`` of its own, where it knows a bette
 
 from __future__ import annotations
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy.typing as npt
@@ -16,10 +21,65 @@ from ckptfs.formats.source import Tensor, n_cols
 
 PIECE = 8 << 20
 """Bytes evaluated at once when a whole tensor is read; bounds every node's scratch memory."""
+WORKERS = min(4, len(os.sched_getaffinity(0)))
+"""Threads that read one large run."""
+LEAST_SHARE = 2 << 20
+"""Bytes of a run for which another thread pays; more than the kernel asks a mount for at a time."""
 
 
 def read_elements(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
-    """Elements ``[start, start + len(out))`` of *tensor* into *out*, a 1-d array of its words."""
+    """Elements ``[start, start + len(out))`` of *tensor* into *out*, a 1-d array of its words.
+
+    Several processors share a large run: reading is copying, done without Python's lock.
+    """
+    cuts = _cuts(tensor, start, out)
+    if len(cuts) < 2 or getattr(_thread, "shares", False):
+        _read(tensor, start, out)
+        return
+    rest = [_pool().submit(_read_share, tensor, start + a, out[a:b]) for a, b in cuts[1:]]
+    try:
+        _read_share(tensor, start, out[: cuts[0][1]])
+    finally:
+        wait(rest)  # they write into *out*
+    for share in rest:
+        share.result()
+
+
+def _cuts(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """The shares of a run: about equal, not too small, and cut between chunks where that is possible."""
+    n = min(WORKERS, out.nbytes // LEAST_SHARE)
+    if n < 2:
+        return []
+    band = tensor.grain[0] * n_cols(tensor.shape)
+    edges = {0, len(out)}
+    for i in range(1, n):
+        at = i * len(out) // n
+        edge = (start + at) // band * band - start
+        edges.add(edge if edge > at - len(out) // n else at)
+    places = sorted(edge for edge in edges if edge >= 0)
+    return list(pairwise(places))
+
+
+def _read_share(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
+    _thread.shares = True  # nodes read their sources with `read_elements`, too
+    try:
+        _read(tensor, start, out)
+    finally:
+        _thread.shares = False
+
+
+_thread = threading.local()
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WORKERS - 1, "ckptfs-read")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a child
+
+
+def _read(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
     read_span = getattr(tensor, "read_span", None)
     if read_span is None:
         read_blocks(tensor, start, out)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs import native
 from ckptfs.cache import borrow
 from ckptfs.dtypes import DType
 from ckptfs.formats.source import Shape, Tensor, Words
@@ -52,15 +53,18 @@ class Elementwise:
         with borrow(out.size * self.dtype.itemsize) as buffer:
             words = buffer.view(self.dtype.word).reshape(out.shape)
             self.source.read_block(row, col, words)
-            values: npt.NDArray[Any] = words.view(self.dtype.numpy)
             for kind, scalar in self.steps:
-                values = _apply(kind, scalar, values, self.dtype)
-            out[...] = values.view(self.dtype.word)
+                if native.LIBRARY is not None and self.dtype.name == "bfloat16" and kind in native.BFLOAT16_STEPS:
+                    native.bfloat16(words, kind, scalar)
+                else:
+                    values: npt.NDArray[Any] = words.view(self.dtype.numpy)
+                    values[...] = _apply(kind, scalar, values, self.dtype)
+            out[...] = words
 
 
 def _apply(kind: str, scalar: float, values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     wide = np.float64 if dtype.name == "float64" else np.float32
-    x, s = values.astype(wide), wide(scalar)
+    x, s = values.astype(wide, copy=False), wide(scalar)
     with np.errstate(all="ignore"):  # overflow to infinity and NaN in, NaN out are results, not mistakes
         if kind == "multiply":
             x = x * s
@@ -70,7 +74,7 @@ def _apply(kind: str, scalar: float, values: npt.NDArray[Any], dtype: DType) -> 
             x = x + s
         else:
             x = np.where(np.isnan(x), s, x)
-        return x.astype(dtype.numpy)
+        return x.astype(dtype.numpy, copy=False)
 
 
 def elementwise(source: Tensor, *steps: Step) -> Tensor:
