@@ -106,7 +106,7 @@ def transpose(found: _Array, out: _Array) -> None:
 
 
 def bfloat16(words: _Array, kind: str, scalar: float) -> None:
-    """``multiply``, ``divide`` or ``add`` *scalar* in place, in float32, rounded to nearest even. *words* has no gaps."""
+    """``multiply``, ``divide`` or ``add`` *scalar* in place, in float32, rounded to even. *words* has no gaps."""
     assert LIBRARY is not None
     LIBRARY.ckptfs_bfloat16(words.ctypes.data, words.size, BFLOAT16_STEPS.index(kind), scalar)
 
