@@ -91,6 +91,24 @@ def test_the_reference_model_never_stands_in_for_the_policy() -> None:
         assert "lm_head.weight" not in view
 
 
+@pytest.mark.parametrize("name", ["embedding_layer.position_embeddings.weight", "adapter.weight"])
+def test_whatever_the_reference_model_holds_is_left_out(name: str) -> None:
+    """Also under names that no decoder has, or had in older releases only; the policy's must all be known."""
+    (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")
+    config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), "gpt2")
+    with ckptfs.open(case.mdl) as checkpoint:
+        source = of_policy(checkpoint.source)
+
+        def shown(key: str) -> ckptfs.View:
+            item = Item(f"model.{key}", "tensor", ArrayTensor(np.zeros((2, 2), np.float32)))
+            more = replace(source, items={**source.items, item.key: item})
+            return ckptfs.view(ckptfs.Checkpoint(more), model="dpo", config=config)
+
+        assert REFERENCE + name in shown(REFERENCE + name).plan.dropped
+        with pytest.raises(MappingError, match=name.replace(".", r"\.")):
+            shown(POLICY + name)
+
+
 def test_a_checkpoint_that_names_dpo_needs_no_format() -> None:
     """Neither does a mount: its metadata tell the family, and the family its formats."""
     (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")

@@ -25,7 +25,7 @@ from ckptfs.mappings.families.santacoder import SANTACODER
 from ckptfs.mappings.families.starcoder import STARCODER
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.passes import mup
-from ckptfs.mappings.table import Extra, Make, Rule, Side, Table, copy, under
+from ckptfs.mappings.table import Extra, Make, Rule, Side, Table, copy, cs_only, under
 
 POLICY = "policy_model.model."
 REFERENCE = "ref_model.model."
@@ -61,7 +61,7 @@ def dpo(decoder: Family) -> Family:
     return replace(
         decoder,
         name="dpo",
-        table=Table(tuple(map(twice, decoder.table.rules))),
+        table=Table((*map(twice, decoder.table.rules), *cs_only(REFERENCE + "{*}"))),
         config=config_of(decoder.name, decoder.config),
         flavours=tuple((applies, config_of(decoder.name, table)) for applies, table in decoder.flavours),
         cs_name="dpo",

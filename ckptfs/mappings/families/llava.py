@@ -120,8 +120,8 @@ def freeze_to_cs(fields: Fields) -> Config:
 
 
 def freeze_to_hf(fields: Fields) -> Config:
-    frozen = fields["freeze"] or []
-    return {"text_model/tune_mm_mlp_adapter": "^text_model" in frozen or "text_model" in frozen}
+    """The converter looks for the bare name, which it does not write itself: its own configs come back as false."""
+    return {"text_model/tune_mm_mlp_adapter": "text_model" in (fields["freeze"] or [])}
 
 
 FREEZE = Lens(("text_model/tune_mm_mlp_adapter",), ("freeze",), freeze_to_cs, freeze_to_hf)
