@@ -43,8 +43,11 @@ class Family:
     until: Release = CURRENT
     variant: str = ""
     """The variant of the Cerebras formats, such as ``dpo``; empty for the usual layout."""
-    mup: Literal["fold", "refuse", "own"] = "refuse"
-    """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself."""
+    mup: Literal["fold", "config", "refuse", "own"] = "refuse"
+    """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself.
+
+    ``config``: a config alone loses its muP fields, as with the converter, but a checkpoint is refused.
+    """
     mup_since: Release = (0, 0)
     """First release whose muP checkpoints can be folded."""
     mup_rules: Rules = DECODER

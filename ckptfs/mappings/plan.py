@@ -12,7 +12,7 @@ from typing import Any
 from ckptfs.errors import ConfigError, MappingError, MissingField, NoPath
 from ckptfs.formats.source import Item, Source, Tensor, n_elements
 from ckptfs.mappings.components import by_component, flat, in_one, nest, parts
-from ckptfs.mappings.config import bring_in, put_out
+from ckptfs.mappings.config import bring_in, filled, put_out
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import CURRENT, HF, Format
 from ckptfs.mappings.matching import convert_tensors
@@ -70,6 +70,8 @@ def make_view(
 def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Format, drop_unmatched: bool) -> View:
     config, held, warnings = without_lora(family.name, config, model_state(source))
     model, how = _unfolded(family, config, src)
+    if how and family.mup == "config":
+        raise _no_mup(family)
     hf, cs = hf_config(family, config, src)
     state = {_strip(k, family): t for k, t in held.items()}
     if how:
@@ -94,7 +96,7 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
     whole = cs_config(family, config, tgt)
     config = _flat_hf(family, config)
     hf = family.hf_config(config).source(family.name, config, "hf")
-    cs = family.config.source(family.name, flat(whole["model"], family.sections), "cs")
+    cs = filled(flat(whole["model"], family.sections), family.config.cs.fill)
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
@@ -108,7 +110,7 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
 def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], dict[str, Any]]:
     """``config.json`` for a whole Cerebras config of release *src*, and the filled ``model`` section it was made from.
 
-    muP fields are taken out first, and refused where the tensors could not follow.
+    muP fields are taken out first, or refused.
     """
     model, how = _unfolded(family, config, src)
     if how:
@@ -126,9 +128,13 @@ def _unfolded(family: Family, config: Mapping[str, Any], src: Format) -> tuple[d
     model = bring_in(flat(model_section(config), family.sections), config, family.config.outside)
     styles = [mup.style(family.name, part) for part in parts(model, family.sections) if family.mup != "own"]
     how = next((style for style in styles if style), None)
-    if how and (family.mup != "fold" or (src.release or CURRENT) < family.mup_since):
-        raise ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
+    if how and (family.mup == "refuse" or (src.release or CURRENT) < family.mup_since):
+        raise _no_mup(family)
     return model, how
+
+
+def _no_mup(family: Family) -> ConfigError:
+    return ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
 
 
 def fold_lora(
@@ -237,7 +243,7 @@ def _half_precision_to_hf(config: Mapping[str, Any], hf: dict[str, Any], prefix:
     """``fp16_type`` counts only at the very top of a Cerebras config; elsewhere the converter does not see it."""
     if "fp16_type" in config:
         kinds = {"bfloat16": True, "cbfloat16": True, "float16": False}
-        if config["fp16_type"] not in kinds:
+        if not isinstance(config["fp16_type"], str) or config["fp16_type"] not in kinds:
             raise ConfigError(
                 f"config field fp16_type is {config['fp16_type']!r}, but only {', '.join(kinds)} can be converted"
             )

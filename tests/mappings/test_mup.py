@@ -92,14 +92,19 @@ def test_numbers_as_field_names_are_passed_over() -> None:
     assert mup.style("x", {1: 2}) is None  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(
-    ("model", "release"), [("gptj", "cs-2.2"), ("gpt-neox", "cs-2.9"), ("llama-headless", "cs-2.9")]
-)
+@pytest.mark.parametrize(("model", "release"), [("gptj", "cs-2.2"), ("gpt-neox", "cs-2.9"), ("codegen", "cs-2.3")])
 def test_what_cannot_be_folded_is_refused_with_the_config(model: str, release: str) -> None:
-    """Also where only the config is asked for: the checkpoint could not follow it."""
-    family, src = registry.family(model), parse_format(release)
     with pytest.raises(ConfigError, match="muP"):
-        hf_config(family, {"model": MODEL}, src)
+        hf_config(registry.family(model), {"model": MODEL}, parse_format(release))
+
+
+CONFIG_ONLY = [f"{name}-headless" for name in ("llama", "mistral", "bloom", "santacoder", "starcoder")]
+
+
+@pytest.mark.parametrize("model", ["mixtral", *CONFIG_ONLY])
+def test_models_whose_config_loses_mup_but_whose_checkpoint_is_refused(model: str) -> None:
+    family, src = registry.family(model), parse_format("cs-2.9")
+    assert family.mup == "config"
     source = Source("x.mdl", "cerebras-h5", "0.5", None, {k: Item(k, "tensor") for k in KEYS})
     with pytest.raises(ConfigError, match="muP"):
         make_view(source, family, {"model": MODEL}, src, parse_format("hf"))

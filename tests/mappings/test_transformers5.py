@@ -98,7 +98,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ("gpt_neox", {"attention_bias": False}, "attention_bias"),
         ("gpt_neox", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rotary_emb_base"),
         ("mpt", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
         *(("mpt", {"attn_config": c}, "attn_config") for c in ({"clip_qkv": 6}, {"qk_ln": True}, {"prefix_lm": True})),
@@ -110,10 +109,16 @@ def test_what_a_cerebras_config_cannot_say_is_refused(model_type: str, changes: 
         to_cs(model_type, **changes)
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 16}])
-def test_what_the_converter_passes_over_in_llama_configs(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        *(("llama", change) for change in ({"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 16})),
+        ("gpt_neox", {"attention_bias": False}),
+    ],
+)
+def test_what_the_converter_passes_over(model_type: str, changes: dict[str, Any]) -> None:
     """The tensors tell: biases and other head sizes are converted with them, as recorded."""
-    assert to_cs("llama", **changes) == to_cs("llama")
+    assert to_cs(model_type, **changes) == to_cs(model_type)
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "mixtral"])

@@ -116,4 +116,4 @@ CONFIG = ConfigTable(
 
 NOTES = "number of positions is not kept; feed-forward size of 4 hidden sizes only"
 BLOOM = Family("bloom", TENSORS, CONFIG, heads, "bloom", "bloom", "BloomForCausalLM", mup="fold", notes=NOTES)
-BLOOM_HEADLESS = replace(BLOOM, name="bloom-headless", table=HEADLESS, architecture="BloomModel", mup="refuse")
+BLOOM_HEADLESS = replace(BLOOM, name="bloom-headless", table=HEADLESS, architecture="BloomModel", mup="config")

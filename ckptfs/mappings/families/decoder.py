@@ -130,8 +130,10 @@ def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
         )
         if not isinstance(kind, str) or kind.lower() not in types or "factor" not in scaling:
             fields.refuse("rope_scaling", f"it must be null or have a factor and a type of {', '.join(types)}")
-        rest = {k: v for k, v in scaling.items() if k not in ("type", "rope_type", "factor")}
+        rest = {k: v for k, v in scaling.items() if k not in (_type_name(kind.lower()), "factor")}
         if kind.lower() == "yarn":
+            if "original_max_position_embeddings" not in rest:
+                fields.refuse("rope_scaling", "yarn needs original_max_position_embeddings")
             if any(k in rest and rest[k] not in (None, usual) for k, usual in YARN.items()):
                 fields.refuse("rope_scaling", f"of yarn's own fields, only the usual {YARN} can be converted")
             rest = {k: v for k, v in rest.items() if k == "original_max_position_embeddings"}
@@ -147,10 +149,15 @@ def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
         kind = str(fields.get("pos_scaling_type", "linear")).lower()
         if kind not in types:
             fields.refuse("pos_scaling_type", f"only {', '.join(types)} can be converted")
-        name = "rope_type" if llama_like and kind == "llama3" else "type"
-        return {"rope_scaling": {name: kind, "factor": factor, **(fields.get("pos_scaling_extra_args") or {})}}
+        extra = fields.get("pos_scaling_extra_args") or {}
+        return {"rope_scaling": {_type_name(kind): kind, "factor": factor, **extra}}
 
     return Lens(("rope_scaling",), ("pos_scaling_factor", "pos_scaling_type", "pos_scaling_extra_args"), to_cs, to_hf)
+
+
+def _type_name(kind: str) -> str:
+    """What the type is called in ``rope_scaling``. The other of the two names counts as a parameter, as any other."""
+    return "rope_type" if kind == "llama3" else "type"
 
 
 def rope_parameters(fields: Fields) -> Config:
@@ -164,12 +171,14 @@ def rope_parameters(fields: Fields) -> Config:
         return {"rope_scaling": fields.get("rope_scaling")}
     if any(isinstance(value, Mapping) for value in found.values()):
         fields.refuse(name, "one set of parameters for all layers is needed")
-    scaling = {k: v for k, v in found.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    beside = {k: v for k, v in found.items() if k in ("rope_theta", "partial_rotary_factor")}
+    scaling = {k: v for k, v in found.items() if k not in beside}
     kind = scaling.get("rope_type", scaling.get("type"))
     if name == "rope_parameters":
-        scaling["type"] = scaling.pop("rope_type", kind)
-    result = {"rope_scaling": None if kind in (None, "default") else scaling}
-    return result | {k: v for k, v in found.items() if k not in scaling and k not in ("rope_type", "type")}
+        scaling.pop("rope_type", None)
+        scaling[_type_name(str(kind))] = kind
+    none = kind == "default" or all(value is None for value in scaling.values())
+    return {"rope_scaling": None if none else scaling, **beside}
 
 
 def whole_rotary(fields: Fields) -> Config:

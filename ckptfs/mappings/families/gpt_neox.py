@@ -121,7 +121,6 @@ CONFIG = ConfigTable(
             "scale_attn_weights": True,
             "rotary_emb_base": 10000,
             "use_parallel_residual": True,
-            "attention_bias": True,
         },
         fill={
             "vocab_size": 50432,

@@ -184,4 +184,4 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
 
 NOTES = "no biases, heads of hidden size / heads"
 LLAMA = Family("llama", TENSORS, CONFIG, dims, "llama", "llama", "LlamaForCausalLM", mup="fold", notes=NOTES)
-LLAMA_HEADLESS = replace(LLAMA, name="llama-headless", table=HEADLESS, architecture="LlamaModel", mup="refuse")
+LLAMA_HEADLESS = replace(LLAMA, name="llama-headless", table=HEADLESS, architecture="LlamaModel", mup="config")

@@ -64,7 +64,7 @@ MISTRAL = replace(
     llama.LLAMA, name="mistral", config=CONFIG, cs_name="mistral", hf_type="mistral", architecture="MistralForCausalLM"
 )
 MISTRAL_HEADLESS = replace(
-    MISTRAL, name="mistral-headless", table=llama.HEADLESS, architecture="MistralModel", mup="refuse"
+    MISTRAL, name="mistral-headless", table=llama.HEADLESS, architecture="MistralModel", mup="config"
 )
 MIXTRAL = Family(
     "mixtral",
@@ -75,6 +75,7 @@ MIXTRAL = Family(
     "mixtral",
     "MixtralForCausalLM",
     (2, 3),
+    mup="config",
     notes=llama.NOTES,
 )
 MIXTRAL_HEADLESS = replace(

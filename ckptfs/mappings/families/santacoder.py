@@ -80,5 +80,5 @@ SANTACODER = Family(
     notes="transformers loads it with the model's own code only",
 )
 SANTACODER_HEADLESS = replace(
-    SANTACODER, name="santacoder-headless", table=HEADLESS, architecture="GPT2CustomModel", mup="refuse"
+    SANTACODER, name="santacoder-headless", table=HEADLESS, architecture="GPT2CustomModel", mup="config"
 )

@@ -123,5 +123,5 @@ CONFIG = ConfigTable(
 
 STARCODER = Family("starcoder", TENSORS, CONFIG, heads, "starcoder", "gpt_bigcode", "GPTBigCodeForCausalLM", mup="fold")
 STARCODER_HEADLESS = replace(
-    STARCODER, name="starcoder-headless", table=HEADLESS, architecture="GPTBigCodeModel", mup="refuse"
+    STARCODER, name="starcoder-headless", table=HEADLESS, architecture="GPTBigCodeModel", mup="config"
 )
