@@ -1,4 +1,4 @@
-"""Every recorded conversion to Hugging Face, through a real mount; refused configs leave the rest of it working."""
+"""Every recorded conversion of decoders, through a real mount; refused configs leave the rest of it working."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import ckptfs
 from tests.conftest import Mounter
 from tests.golden.cases import HERE, Case, cases, config_differences, differences, refusals
+from tests.mount.forks import Command
 
 pytestmark = pytest.mark.fuse
 
@@ -33,12 +35,12 @@ def tensors_in(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 @pytest.mark.parametrize("case", cases("cs2hf"), ids=str)
-def test_recorded_conversion(case: Case, mounter: Mounter) -> None:
+def test_recorded_conversion(case: Case, mounter: Mounter, command: Command) -> None:
     mnt = mounter.mountpoint()
     shards = ["--shard-size", "10KB"] if str(case) == SHARDED else []
     names = ["--model", case.model, "--src-fmt", case.facts["src_fmt"], "--config", case.folder / "cs.yaml"]
-    done = mounter.ckptfs("mount", case.mdl, mnt, *names, *shards)
-    assert done.returncode == 0, done.stderr
+    code, _, err = command(case.folder, "mount", case.mdl, mnt, *names, *shards)
+    assert code == 0, err
     expected = case.json("expected_hf.json")
     hf = mnt / "hf"
     assert differences(tensors_in(hf), expected["tensors"]) == []
@@ -54,6 +56,22 @@ def test_recorded_conversion(case: Case, mounter: Mounter) -> None:
         assert sorted(os.listdir(hf))[-1] == "model.safetensors"
         with safe_open(hf / "model.safetensors", "np") as file:
             assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("case", cases("hf2cs"), ids=str)
+def test_recorded_conversion_to_cerebras(case: Case, mounter: Mounter, command: Command) -> None:
+    mnt, expected = mounter.mountpoint(), case.json("expected_cs.json")
+    fmt = ("--src-fmt", "hf", "--tgt-fmt", case.facts["tgt_fmt"])
+    code, _, err = command(case.folder, "mount", "hf", mnt, "--model", case.model, *fmt)
+    assert code == 0, err
+    assert (mnt / "cs/params.yaml").read_bytes() == (case.folder / "cs.yaml").read_bytes()
+    with ckptfs.open(mnt / "cs/checkpoint.mdl") as shown:
+        assert shown.source.tree is not None
+        assert list(shown.source.tree.keys or ()) == expected["top_level_keys"]
+        state = {key.removeprefix("model."): shown[key] for key in shown}
+        found = {key: (t.dtype, t.shape, t.tobytes()) for key, t in state.items()}
+    assert differences(found, expected["tensors"]) == []
+    assert list(found) == list(expected["tensors"])
 
 
 @pytest.mark.parametrize(

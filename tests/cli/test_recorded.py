@@ -1,0 +1,82 @@
+"""Every recorded run of the converter, by its own command line: the same files with the same content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import ckptfs
+from ckptfs.cli import run as command
+from tests.cli.recorded import laid_out, lasting, models, unlike_model
+from tests.golden.cases import config_differences
+from tests.others.cases import Run, corrected, runs
+from tests.others.test_hf import reached_here
+from tests.others.test_upgrades import RIGHT_HERE, entries, recorded, unlike
+
+LEFT_OVER = "tmp"
+"""A temporary folder of the converter, which stands in one recording."""
+CONVERTED = [r for r in runs("hf") + runs("upgrade") if not r.refused]
+REFUSED = [
+    r for r in runs("upgrade") + runs("config") if r.refused and r.folder.name not in RIGHT_HERE and not reached_here(r)
+]
+
+
+def called(run: Run, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of the run's command line, with *tmp* as the current folder."""
+    monkeypatch.chdir(tmp)
+    return command(laid_out(run, tmp))
+
+
+@pytest.mark.parametrize("run", [r for r in CONVERTED if r.tgt == "hf"], ids=str)
+def test_to_hugging_face(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert called(run, tmp_path, monkeypatch) == 0
+    out = tmp_path / "OUT"
+    assert sorted(p.name for p in out.iterdir()) == run.step["output_files"]
+    for name, model in models(run).items():
+        assert sorted(p.name for p in (out / name).iterdir()) == model["files"]
+        assert unlike_model(run, model, out / name, out="OUT") == []
+        index = json.loads(next((out / name).glob("*.index.json")).read_text())
+        assert index["metadata"]["total_size"] == model["total_size"]
+        assert list(index["weight_map"]) == list(model["state"])
+
+
+@pytest.mark.parametrize("run", [r for r in CONVERTED if r.tgt != "hf"], ids=str)
+def test_to_cerebras(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(run, tmp_path, monkeypatch) == 0
+    names = sorted(p.name for p in (tmp_path / "OUT").iterdir())
+    assert names == [name for name in run.step["output_files"] if not name.startswith(LEFT_OVER)]
+    assert sorted(capsys.readouterr().out.split()) == [f"OUT/{name}" for name in names]
+    mdl, config = sorted((tmp_path / "OUT" / name for name in names), key=lambda p: p.suffix)
+    assert yaml.safe_load(config.read_text()) == run.expected["config"]
+    with ckptfs.open(mdl) as written:
+        found, expected = entries(written.source), recorded(run)
+        assert unlike(found, {key: lasting(what) for key, what in expected.items()}) == []
+        assert [key for key, what in expected.items() if found[key].get("dtype") != what.get("dtype")] == []
+        assert [k for k in found if k.startswith("model.")] == [k for k in expected if k.startswith("model.")]
+
+
+@pytest.mark.parametrize("run", [r for r in runs("config") if not r.refused], ids=str)
+def test_configs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert called(run, tmp_path, monkeypatch) == 0
+    (path,) = (tmp_path / "OUT").iterdir()
+    assert [path.name] == (run.step.get("output_files") or run.step["partial_output"])
+    expected: dict[str, Any] = run.step["output_config"] if "output_config" in run.step else run.expected["config"]
+    written = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+    assert config_differences(written, corrected(run, expected)) == []
+
+
+@pytest.mark.parametrize("run", REFUSED, ids=str)
+def test_refusals(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with nothing written."""
+    assert called(run, tmp_path, monkeypatch) in (1, 2)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[:8]) == ("", 1, "ckptfs: ")
+    assert not (tmp_path / "OUT").exists() or list((tmp_path / "OUT").iterdir()) == []
