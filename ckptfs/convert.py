@@ -192,6 +192,8 @@ def _write_folder(files: Mapping[str, File], path: str, progress: Progress | Non
 def _check_room(folder: str, size: int) -> None:
     """Refuse before the first byte what cannot fit."""
     status = os.statvfs(folder)
+    if status.f_flag & os.ST_RDONLY:
+        raise UsageError(f"{folder}: is on a read-only file system; write elsewhere with --output-dir")
     free = status.f_bavail * status.f_frsize
     if size > free:
         raise WriteError(folder, errno.ENOSPC, f"{size} bytes are needed, {free} are free")

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckptfs import fuse
+from ckptfs import fuse, native
 from ckptfs.errors import MountError
 from ckptfs.mounts import FSTYPE, find_fusermount, is_alive, mounts
 
@@ -112,6 +112,15 @@ def _packages() -> Finding:
     return Finding("Python packages", not missing, detail, f"pip install {' '.join(missing)}")
 
 
+def _loops() -> Finding:
+    built = native.LIBRARY is not None
+    detail = "compiled" if built else "not compiled: numpy does their work, reading costs more processor time"
+    remedy = "install a C compiler (gcc), then: pip install --force-reinstall --no-deps . in the checkout"
+    if os.environ.get("CKPTFS_PURE_PYTHON"):
+        remedy = "unset CKPTFS_PURE_PYTHON"
+    return Finding("C loops", built, detail, remedy, essential=False)
+
+
 def _stale_mounts() -> Finding:
     dead = [m.path for m in mounts() if m.fstype == FSTYPE and not is_alive(m.path)]
     detail = f"dead: {', '.join(dead)}" if dead else "none is dead"
@@ -127,5 +136,6 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _allow_other,
     _read_ahead,
     _packages,
+    _loops,
     _stale_mounts,
 )

@@ -174,6 +174,8 @@ def _fusermount(path: str, lazy: bool) -> str | None:
     if done.returncode == 0:
         return None
     lines = done.stderr.strip().splitlines() or [f"{helper} failed with code {done.returncode}"]
+    if "not found in /etc/mtab" in lines[-1]:
+        return "it is the mount of another user, who can unmount it, or root"
     return _busy(path) if "busy" in lines[-1].lower() else lines[-1]
 
 

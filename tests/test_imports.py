@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "saving": [*EVERYTHING_BELOW, "api", "write"],
     "stats": ["cache", "layouts.extent", "tree.node"],
     "fuse": ["errors", "stats", "tree*", "layouts.extent"],
-    "environment": ["errors", "fuse", "mounts"],
+    "environment": ["errors", "fuse", "mounts", "native"],
     "mounts": ["errors"],
     "daemon": ["errors", "cache", "tree*", "fuse", "mounts", "environment"],
     "cli*": ["*"],

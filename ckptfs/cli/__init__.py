@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ COMMANDS = {
 
 _INTERRUPTED, _NOBODY_READS, _TERMINATED = 130, 141, 143
 """Exit codes of a shell command that SIGINT, SIGPIPE or SIGTERM ended."""
+_NO_COMMAND = 2
 
 
 @dataclass(slots=True)
@@ -92,8 +94,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code. An error is one line on stderr, with a traceback under ``--debug``."""
     settings = Settings()
+    line = list(sys.argv[1:] if args is None else args)
+    _survive_odd_names()
     try:
-        code = cli.main(args, prog_name="ckptfs", standalone_mode=False, obj=settings)
+        code = cli.main(line or ["--help"], prog_name="ckptfs", standalone_mode=False, obj=settings)
     except CkptfsError as exc:
         return _fail(settings, str(exc), exc.exit_code)
     except click.ClickException as exc:
@@ -104,7 +108,15 @@ def run(args: Sequence[str] | None = None) -> int:
     except OSError as exc:
         named = f"{os.fsdecode(exc.filename)}: " if exc.filename is not None else ""
         return _fail(settings, f"{named}{exc.strerror or exc}", CkptfsError.exit_code)
+    if not line:
+        return _NO_COMMAND
     return code if isinstance(code, int) else 0
+
+
+def _survive_odd_names() -> None:
+    """Names that the terminal's encoding lacks are escaped: a listing must not end half way."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _fail(settings: Settings, message: str, code: int) -> int:
@@ -128,8 +140,10 @@ def _debug_option() -> click.Option:
     cls=Commands,
     params=[_debug_option()],
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
 )
 @click.version_option(__version__, message="ckptfs %(version)s")
 def cli() -> None:
-    """Mount large-model checkpoints as folders: Cerebras .mdl files seen as Hugging Face models, without converting."""
+    """Mount large-model checkpoints as folders: Cerebras .mdl files seen as Hugging Face models, without converting.
+
+    Exit codes: 0 done, 1 refused or different, 2 wrong usage, 3 broken input, 4 the machine does not allow it.
+    """

@@ -27,13 +27,15 @@ def command(source: str, key: str, follow_links: bool) -> None:
     The tensor KEY of SOURCE as raw little-endian bytes; a plain value as JSON.
     """
     from ckptfs.cli.opening import opened
-    from ckptfs.errors import MissingKey, Unsafe
+    from ckptfs.errors import MissingKey, Unsafe, UsageError
     from ckptfs.formats.source import nearest_keys
 
     with opened(source, follow_links=follow_links) as src:
         item = src.items.get(key)
         if item is None:
             raise MissingKey(src.path, key, nearest_keys(key, list(src.items)))
+        if item.tensor is not None and sys.stdout.isatty():
+            raise UsageError(f"{key} is binary data, not for a terminal; send it elsewhere: > FILE, or | xxd")
         if item.tensor is not None:
             _write_tensor(item.tensor)
         elif item.kind in ("object", "link"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfs.cli.convert import progress_bar
-from ckptfs.cli.options import json_option, reading_options, source_argument, view_options
+from ckptfs.cli.options import json_option, progress_option, reading_options, source_argument, view_options
 from ckptfs.cli.output import print_json, printable, size_text
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 @click.command("check")
 @source_argument
 @click.option("--values", is_flag=True, help="Also count NaN and infinite values, which are problems then.")
-@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@progress_option
 @json_option
 @view_options
 @reading_options
 def command(source: str, values: bool, no_progress_bar: bool, as_json: bool, **options: Any) -> None:
-    """Read all of a checkpoint once and say what is wrong with it.
+    """Say what is wrong with a checkpoint.
 
-    Its structure (was it finished, does each key have its data), every tensor, every damaged chunk by key; the
-    checksums of torch files. With --tgt-fmt also whether SOURCE can be converted, and the result is read. Exit code: 0
-    sound, 1 problems, 3 it cannot be opened at all.
+    Reads all of it once: its structure (was it finished, does each key have its data), every tensor, every damaged
+    chunk by key, the checksums of torch files. With --tgt-fmt also whether SOURCE can be converted, and the result is
+    read. Exit code: 0 sound, 1 problems, 3 it cannot be opened at all.
     """
     from ckptfs.check import Report, check_data, check_layers, check_structure, check_sums, data_nbytes
     from ckptfs.cli.opening import opened

@@ -10,30 +10,31 @@ from typing import Any
 
 import click
 
-from ckptfs.cli.options import reading_options, size
+from ckptfs.cli.options import compress_option, path_type, progress_option, reading_options, size
 from ckptfs.cli.output import printable
 
 
 @click.command("convert")
-@click.argument("checkpoint", type=click.Path())
+@click.argument("checkpoint", type=path_type)
 @click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names.")
 @click.option("--src-fmt", metavar="FORMAT", help="Format of CHECKPOINT: hf, cs-X.Y, cs-auto, cs-current.")
 @click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
-@click.option("--config", type=click.Path(), metavar="FILE", help="Config of CHECKPOINT (YAML or JSON).")
-@click.option("--output-dir", type=click.Path(), metavar="DIR", help="Where to write (the folder of CHECKPOINT).")
+@click.option("--config", type=path_type, metavar="FILE", help="Config of CHECKPOINT (YAML or JSON).")
+@click.option("--output-dir", type=path_type, metavar="DIR", help="Where to write (the folder of CHECKPOINT).")
 @click.option("--hf-shard-size", type=size, default="10GB", show_default=True, help="Size of one weight file.")
 @click.option("--export-safetensors/--export-pickle", "safetensors", help="Kind of Hugging Face weight files (pickle).")
-@click.option("--compress", type=click.Choice(["lz4"]), help="Compress the chunks of a Cerebras checkpoint.")
+@compress_option
 @click.option("--drop-unmatched-keys", is_flag=True, help="Leave out keys that the model family does not know.")
-@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@progress_option
 @click.option("--force", is_flag=True, help="Write over outputs of an earlier run.")
 @reading_options
 def command(checkpoint: str, **options: Any) -> None:
-    """Write CHECKPOINT (a file, an index or a folder) in another format.
+    """Write a checkpoint in another format.
 
-    To hf: a folder CHECKPOINT_to_hf with numbered weight files, their index and config.json. To cs-X.Y:
-    CHECKPOINT_to_cs-X.Y.mdl and CONFIG_to_cs-X.Y.yaml. The bytes are those that 'ckptfs mount' shows. Memory use does
-    not grow with the model; an interrupted run leaves nothing behind.
+    CHECKPOINT is a file, an index or a folder. To hf: a folder CHECKPOINT_to_hf with numbered weight files, their index
+    and config.json. To cs-X.Y: CHECKPOINT_to_cs-X.Y.mdl and CONFIG_to_cs-X.Y.yaml; from another release with
+    optimizer, step and all. The bytes are those that 'ckptfs mount' shows. Memory use does not grow with the model; an
+    interrupted run leaves nothing behind.
     """
     from ckptfs import api
     from ckptfs.cli.opening import opened

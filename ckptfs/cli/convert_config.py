@@ -7,18 +7,20 @@ from typing import Any
 
 import click
 
+from ckptfs.cli.options import path_type
+
 
 @click.command("convert-config")
-@click.argument("file", type=click.Path())
+@click.argument("file", type=path_type)
 @click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names.")
 @click.option("--src-fmt", metavar="FORMAT", required=True, help="Format of FILE: hf, cs-X.Y, cs-current.")
 @click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
-@click.option("--output-dir", type=click.Path(), metavar="DIR", help="Where to write (the folder of FILE).")
+@click.option("--output-dir", type=path_type, metavar="DIR", help="Where to write (the folder of FILE).")
 @click.option("--force", is_flag=True, help="Write over the output of an earlier run.")
 def command(file: str, **options: Any) -> None:
-    """Write a model config (config.json, or a trainer's YAML) in another format.
+    """Write a model config in another format.
 
-    The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml.
+    FILE is a config.json, or a trainer's YAML. The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml.
     """
     from ckptfs import api
     from ckptfs.convert import config_output, write_outputs

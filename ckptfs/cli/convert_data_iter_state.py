@@ -7,28 +7,28 @@ from typing import Any
 import click
 
 from ckptfs.cli.convert import progress_bar
-from ckptfs.cli.options import reading_options
+from ckptfs.cli.options import compress_option, path_type, progress_option, reading_options
 from ckptfs.cli.output import printable
 
 
 @click.command("convert-data-iter-state")
 @click.option(
     *("-c", "--old_checkpoint", "--old-checkpoint"),
-    type=click.Path(),
+    type=path_type,
     metavar="FILE",
     required=True,
     help="Checkpoint without the state of its data loader.",
 )
 @click.option(
     *("-w", "--worker_data_iter_files_dir", "--worker-data-iter-files-dir"),
-    type=click.Path(),
+    type=path_type,
     metavar="DIR",
     required=True,
     help="Folder with data_iter_checkpoint_state_file_global and the files of the workers.",
 )
 @click.option(
     *("-o", "--output_file", "--output-file"),
-    type=click.Path(),
+    type=path_type,
     metavar="FILE",
     required=True,
     help="Checkpoint to write.",
@@ -47,12 +47,12 @@ from ckptfs.cli.output import printable
     show_default=True,
     help="Seed of the shuffling; goes with map.",
 )
-@click.option("--compress", type=click.Choice(["lz4"]), help="Compress the chunks.")
-@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@compress_option
+@progress_option
 @click.option("--force", is_flag=True, help="Write over an output that exists.")
 @reading_options
 def command(old_checkpoint: str, worker_data_iter_files_dir: str, output_file: str, **options: Any) -> None:
-    """Put the input state of an old trainer into its checkpoint.
+    """Add an old trainer's input state to a checkpoint.
 
     Writes the whole checkpoint again, with the state of the data loader as releases from 2.0 on keep it, under
     'dataloader' (in the place of one that is there). Files of other steps and other files of the folder do not matter.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfs.cli.convert import progress_bar
-from ckptfs.cli.options import json_option, reading_options, view_options
+from ckptfs.cli.options import json_option, path_type, progress_option, reading_options, view_options
 from ckptfs.cli.output import print_json, printable, shape_text
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ tolerance = click.FloatRange(min=0)
 
 
 @click.command("diff")
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=path_type)
+@click.argument("b", type=path_type)
 @click.option("--keys", metavar="GLOB", multiple=True, help="Compare only keys that match (may be repeated).")
 @click.option("--ignore", metavar="GLOB", multiple=True, help="Leave out keys that match (may be repeated).")
 @click.option(
@@ -34,7 +34,7 @@ tolerance = click.FloatRange(min=0)
 @click.option("--ignore-dtype", is_flag=True, help="Compare values across element types.")
 @click.option("--structure", is_flag=True, help="Compare keys, element types and shapes; read no values.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
-@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@progress_option
 @json_option
 @view_options
 @reading_options

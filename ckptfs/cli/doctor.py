@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from ckptfs.cli.options import json_option
-from ckptfs.cli.output import print_json
+from ckptfs.cli.output import print_json, with_color
 
 
 @click.command("doctor")
@@ -21,12 +21,9 @@ def command(as_json: bool) -> int:
     if as_json:
         print_json([asdict(finding) for finding in findings])
     for finding in () if as_json else findings:
-        mark = (
-            click.style("✓", fg="green")
-            if finding.ok
-            else click.style("✗", fg="red" if finding.essential else "yellow")
-        )
-        click.echo(f"{mark} {finding.name}: {finding.detail}")
+        color = "green" if finding.ok else "red" if finding.essential else "yellow"
+        mark = click.style("✓" if finding.ok else "✗", fg=color)
+        click.echo(f"{mark} {finding.name}: {finding.detail}", color=with_color())
         if not finding.ok and finding.remedy:
             click.echo(f"    {finding.remedy}")
     return 0 if all(f.ok for f in findings if f.essential) else MountError.exit_code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfs.cli.convert import progress_bar
+from ckptfs.cli.options import path_type, progress_option
 
 if TYPE_CHECKING:
     from ckptfs.fixspec.fix import Fix
@@ -17,10 +18,10 @@ QUESTION = "Are you sure you want to fix the checkpoint inplace? [y/N]: "
 
 
 @click.command("fix-checkpoint-spec")
-@click.argument("checkpoint_path", type=click.Path(), metavar="CHECKPOINT")
+@click.argument("checkpoint_path", type=path_type, metavar="CHECKPOINT")
 @click.option(
     *("--fixed_checkpoint_path", "--fixed-checkpoint-path"),
-    type=click.Path(),
+    type=path_type,
     metavar="FILE",
     help="Where to write (CHECKPOINT with _fixed before the extension).",
 )
@@ -28,7 +29,7 @@ QUESTION = "Are you sure you want to fix the checkpoint inplace? [y/N]: "
     "--fix_inplace", "--fix-inplace", is_flag=True, help="Put the repaired checkpoint in the place of CHECKPOINT."
 )
 @click.option("--yes", is_flag=True, help="Do not ask before that.")
-@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@progress_option
 @click.option("--force", is_flag=True, help="Write over an output that exists.")
 def command(
     checkpoint_path: str,

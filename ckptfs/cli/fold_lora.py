@@ -8,16 +8,16 @@ from typing import Any
 import click
 
 from ckptfs.cli.convert import progress_bar
-from ckptfs.cli.options import reading_options
+from ckptfs.cli.options import path_type, progress_option, reading_options
 from ckptfs.cli.output import printable
 
 
 @click.command("fold-lora")
 @click.option("--model", metavar="NAME", help="Model name, for messages (the config's).")
-@click.option("-p", "--params", type=click.Path(), metavar="YAML", required=True, help="Config with lora_params.")
-@click.option("--checkpoint_path", type=click.Path(), metavar="MDL", required=True, help="Checkpoint with adapters.")
-@click.option("--output-dir", type=click.Path(), metavar="DIR", help="Where to write (beside the inputs).")
-@click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+@click.option("-p", "--params", type=path_type, metavar="YAML", required=True, help="Config with lora_params.")
+@click.option("--checkpoint_path", type=path_type, metavar="MDL", required=True, help="Checkpoint with adapters.")
+@click.option("--output-dir", type=path_type, metavar="DIR", help="Where to write (beside the inputs).")
+@progress_option
 @click.option("--force", is_flag=True, help="Write over outputs of an earlier run.")
 @reading_options
 def command(checkpoint_path: str, params: str, **options: Any) -> None:

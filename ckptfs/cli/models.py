@@ -16,12 +16,15 @@ from ckptfs.cli.output import print_columns, print_json
 def command(model: str | None, as_json: bool) -> None:
     """List model families and their formats.
 
-    With MODEL that one only; with --json also its tables.
+    The formats of one model convert into each other. With MODEL that one only; with --json also its tables.
     """
     from ckptfs.mappings import registry
 
     if as_json:
         print_json(registry.describe(model) if model else [asdict(entry) for entry in registry.entries()])
         return
-    rows = [(e.model, e.source, e.target, e.architecture, e.notes) for e in registry.entries(model)]
-    print_columns([("MODEL", "FORMAT", "FORMAT", "ARCHITECTURE", "NOTES"), *rows])
+    rows: dict[str, tuple[str, ...]] = {}
+    for entry in registry.entries(model):  # the first of a model has all of its formats
+        formats = ", ".join(dict.fromkeys((entry.source, entry.target)))
+        rows.setdefault(entry.model, (entry.model, formats, entry.architecture, entry.notes))
+    print_columns([("MODEL", "FORMATS", "ARCHITECTURE", "NOTES"), *rows.values()])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfs.cli.options import octal, reading_options, size, source_argument, view_options
+from ckptfs.cli.options import octal, path_type, reading_options, size, source_argument, view_options
 from ckptfs.cli.output import print_columns, printable
 from ckptfs.errors import UsageError
 
@@ -24,11 +25,11 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 
 @click.command("mount")
 @source_argument
-@click.argument("mountpoint", type=click.Path())
+@click.argument("mountpoint", type=path_type)
 @view_options
 @click.option("--shard-size", type=size, help="Size above which weights are split into files (10GB).")
 @click.option(
-    "--tokenizer", type=click.Path(), metavar="DIR", help="Folder whose tokenizer and other small files go into hf/."
+    "--tokenizer", type=path_type, metavar="DIR", help="Folder whose tokenizer and other small files go into hf/."
 )
 @click.option("--cache-size", type=size, help="Memory for decoded data (128MiB).")
 @click.option("--threads", type=click.IntRange(1, 64), help="Threads that answer reads (2).")
@@ -46,7 +47,7 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 )
 @click.option("-f", "--foreground", is_flag=True, help="Stay; Ctrl-C unmounts.")
 @click.option("--stats", is_flag=True, help="Count requests: .ckptfs/stats.json in the mount; SIGUSR1 logs it.")
-@click.option("--log-file", type=click.Path(), metavar="FILE", help="Log of the daemon.")
+@click.option("--log-file", type=path_type, metavar="FILE", help="Log of the daemon.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 @reading_options
 def command(source: str, mountpoint: str, **options: Any) -> None:
@@ -160,6 +161,6 @@ def _announce(source: str, mountpoint: str, tree: Tree, reason: str | None, log_
         click.echo(f"There is no model folder: {printable(reason)}")
     if log_file:
         click.echo(f"Log: {log_file}")
-        click.echo(f"Unmount with: ckptfs umount {mountpoint}")
+        click.echo(f"Unmount with: ckptfs umount {shlex.quote(mountpoint)}")
     else:
         click.echo("Unmount with Ctrl-C")

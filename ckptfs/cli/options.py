@@ -31,8 +31,13 @@ def octal(text: str) -> int:
     return int(text, 8)
 
 
-source_argument = click.argument("source", type=click.Path())
+path_type = click.Path(readable=False)  # whoever opens it says what is wrong with it
+source_argument = click.argument("source", type=path_type)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+progress_option = click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
+compress_option = click.option(
+    "--compress", type=click.Choice(["lz4"]), help="Compress the chunks of the Cerebras checkpoint."
+)
 
 
 def reading_options(command: _F) -> _F:
@@ -48,7 +53,7 @@ def view_options(command: _F) -> _F:
         click.option("--drop-unmatched-keys", is_flag=True, help="Leave out keys that the model family does not know."),
         click.option("--tgt-fmt", metavar="FORMAT", help="Format to show: hf, cs-X.Y, cs-current."),
         click.option("--src-fmt", metavar="FORMAT", help="Format of SOURCE: hf, cs-X.Y, cs-auto, cs-current."),
-        click.option("--config", type=click.Path(), metavar="FILE", help="Model config (YAML or JSON)."),
+        click.option("--config", type=path_type, metavar="FILE", help="Model config (YAML or JSON)."),
         click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names."),
     ):
         command = option(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,6 +30,11 @@ def print_columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -
 def printable(text: str) -> str:
     """*text* without control characters: names from a checkpoint must not drive the terminal."""
     return "".join(c if unicodedata.category(c)[0] != "C" else f"\\x{ord(c):02x}" for c in text)
+
+
+def with_color() -> bool | None:
+    """For click: False where the user wants no colour or the terminal has none, else None (if it is a terminal)."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
 def size_text(nbytes: int) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from ckptfs.cli.options import path_type
+
 
 @click.command("umount")
-@click.argument("mountpoint", type=click.Path())
+@click.argument("mountpoint", type=path_type)
 @click.option("--lazy", is_flag=True, help="Take it out of sight now, end it when its last user is done.")
 def command(mountpoint: str, lazy: bool) -> None:
     """Unmount and wait until the mount is gone.

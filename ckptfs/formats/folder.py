@@ -146,7 +146,21 @@ def _weights_in(folder: str) -> str:
             return found[0]
         if found:
             raise SourceError(folder, f"holds {', '.join(found[:8])}; name the one to open")
-    raise SourceError(folder, f"holds no weights: none of {', '.join(NAMES)}")
+    raise SourceError(folder, f"holds no weights: {_instead(folder, present)}")
+
+
+def _instead(folder: str, present: list[str]) -> str:
+    """What the user may have meant by a folder without weights."""
+    checkpoints = [name for name in present if name.endswith(".mdl")]
+    if checkpoints:
+        return f"it has {len(checkpoints)} Cerebras checkpoints; name one, such as {checkpoints[-1]}"
+    if "checkpoint.json" in present and "tensors" in present:
+        return "it is a mount of ckptfs; name its hf/, cs/checkpoint.mdl or torch/checkpoint.pt"
+    for names in COMPONENTS:
+        missing = [name for name in names if not os.path.isfile(os.path.join(folder, name, "config.json"))]
+        if 0 < len(missing) < len(names):
+            return f"{missing[0]}/config.json is missing beside the other of {' and '.join(names)}"
+    return f"none of {', '.join(NAMES)}"
 
 
 def _open_shard(index: str, name: str) -> Source:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ckptfs import environment, fuse
+from ckptfs import environment, fuse, native
 from tests.cli.conftest import Result
 
 Run = Callable[..., Result]
@@ -35,6 +35,15 @@ def test_without_a_package(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None
         "remedy": "pip install no-such-package",
         "essential": True,
     }
+
+
+def test_without_a_compiler(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LIBRARY", None)
+    monkeypatch.delenv("CKPTFS_PURE_PYTHON", raising=False)
+    found = json.loads(ckptfs("doctor", "--json").out)
+    (loops,) = (f for f in found if f["name"] == "C loops")
+    assert (loops["ok"], loops["essential"]) == (False, False)
+    assert "gcc" in loops["remedy"]
 
 
 @pytest.mark.fuse

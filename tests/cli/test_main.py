@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +16,8 @@ import pytest
 
 import ckptfs as package
 from ckptfs.cli import COMMANDS
-from tests.cli.conftest import Result
+from tests.cli.conftest import WEIGHT, Result, safetensors_bytes
+from tests.conftest import ROOT, Mounter
 
 Run = Callable[..., Result]
 
@@ -27,6 +32,16 @@ def test_help_lists_every_command(ckptfs: Run) -> None:
 
 def test_version(ckptfs: Run) -> None:
     assert ckptfs("--version").text == f"ckptfs {package.__version__}\n"
+
+
+def test_no_command_shows_the_help_page(ckptfs: Run) -> None:
+    found = ckptfs()
+    assert (found.code, found.err) == (2, "")
+    assert found.out == ckptfs("--help").out
+
+
+def test_the_help_page_cuts_nothing_off(ckptfs: Run) -> None:
+    assert "..." not in ckptfs("--help").text.partition("Commands:")[2]
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -72,6 +87,64 @@ def test_broken_input(ckptfs: Run, tmp_path: Path) -> None:
         assert (found.code, found.out) == (3, b"")
         assert str(path) in found.err
         assert found.err.count("\n") == 1
+
+
+def on_a_terminal(*line: object, **env: str) -> tuple[int, str]:
+    """Exit code and output of the command with a terminal as stdin, stdout and stderr."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ckptfs", *map(str, line)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **env})
+    os.close(theirs)
+    shown = b""
+    with open(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO: the other end is closed
+        while piece := terminal.read(4096):
+            shown += piece
+    return process.wait(), shown.decode()
+
+
+def test_a_tensor_does_not_go_to_the_terminal(checkpoint: Path) -> None:
+    code, shown = on_a_terminal("cat", checkpoint, "layer.weight")
+    assert code == 2
+    assert shown.startswith("ckptfs: layer.weight is binary data")
+
+
+@pytest.mark.fuse
+def test_colour_only_where_it_is_wanted(ckptfs: Run) -> None:
+    plain = {"TERM": "xterm-256color", "NO_COLOR": ""}
+    assert "\x1b[" in on_a_terminal("doctor", **plain)[1]
+    assert "\x1b[" not in on_a_terminal("doctor", **{**plain, "NO_COLOR": "1"})[1]
+    assert "\x1b[" not in on_a_terminal("doctor", **{**plain, "TERM": "dumb"})[1]
+    assert b"\x1b[" not in ckptfs("doctor").out
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8:strict"])
+def test_names_that_the_terminal_cannot_show(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "names.safetensors"
+    path.write_bytes(safetensors_bytes({"a.π": ("F32", WEIGHT), "z": ("F32", WEIGHT)}))
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-m", "ckptfs", "ls", path], capture_output=True, env=env, check=True)
+    assert done.stdout.splitlines()[-1].endswith(b" z")
+    assert done.stderr == b""
+
+
+def test_folders_that_hold_something_else(ckptfs: Run, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_20.mdl").touch()
+    found = ckptfs("info", tmp_path)
+    assert (found.code, found.out) == (3, b"")
+    assert "checkpoint_20.mdl" in found.err
+
+
+@pytest.mark.fuse
+def test_nothing_is_written_into_a_mount(ckptfs: Run, mounter: Mounter) -> None:
+    shutil.copytree(ROOT / "tests/golden/llama/cs2hf-gqa-fp32/hf", mounter.folder / "model")
+    mnt = mounter.mountpoint("mnt")
+    assert mounter.ckptfs("mount", mounter.folder / "model", mnt).returncode == 0
+    found = ckptfs("convert", mnt / "cs/checkpoint.mdl", "--tgt-fmt", "hf", "--config", mnt / "cs/params.yaml")
+    assert found.code == 2
+    assert "read-only" in found.err
+    assert "--output-dir" in found.err
+    assert "name its hf/" in ckptfs("info", mnt).err
+    assert mounter.ckptfs("umount", mnt).returncode == 0
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

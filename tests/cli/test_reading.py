@@ -84,6 +84,6 @@ def test_list(ckptfs: Run) -> None:
     assert all(entry["source"] and entry["target"] for entry in entries)
     text = ckptfs("list").text
     assert all(any(line.startswith(name) for line in text.splitlines()) for name in registry.FAMILIES)
-    rows = [line.split()[:4] for line in ckptfs("list", "llama").text.splitlines()]
-    assert rows[1:] == [["llama", "hf", "cs-1.9", "…"], ["llama", "cs-1.9", "…", "cs-2.10"]]
+    rows = [line.split()[:5] for line in ckptfs("list", "llama").text.splitlines()]
+    assert rows[1:] == [["llama", "hf,", "cs-1.9", "…", "cs-2.10"]]
     assert json.loads(ckptfs("list", "llama", "--json").out)["model"] == "llama"
