@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click import Context
 
+from ckptfs.cli import COMMANDS, cli
 from ckptfs.errors import UnmatchedKeys
+from ckptfs.mappings.registry import FAMILIES
 from tests.conftest import ROOT, Mounter
 
 pytestmark = pytest.mark.fuse
@@ -88,13 +91,30 @@ def test_set_up_commands_exist() -> None:
         subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
-def test_options_and_extras_exist(mounter: Mounter) -> None:
-    shown = mounter.ckptfs("mount", "--help").stdout
-    for option in set(re.findall(r"`(--?[a-z-]+)`", README)) - {"--json"}:
-        assert option in shown, option
+def options(*commands: str) -> set[str]:
+    """Every option of these commands."""
+    found = (cli.get_command(Context(cli), name) for name in commands)
+    return {option for command in found if command for p in command.params for option in p.opts}
+
+
+def test_options_and_extras_exist() -> None:
+    named = set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)", "".join(re.findall(r"`[^`\n]+`", README))))
+    assert named - {"--device", "--cap-add", "--help", "-r"} <= options(*COMMANDS)
+    table = README.partition("| options of `mount`")[2].partition("\n\n")[0]
+    told = options("mount") - {"--debug", "source", "mountpoint"}
+    assert {option for option in told if f"`{option}" not in table} == set()
     extras = (ROOT / "pyproject.toml").read_text()
     for extra in re.findall(r"\.\[(\w+)\]", README):
         assert f"\n{extra} = [" in extras
+
+
+def test_every_model_is_named() -> None:
+    table = README.partition("| kind |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`([\w-]+)`", table)) - {"cs-2"}
+    assert named <= set(FAMILIES)
+    bare = {"jais", "gemma2"}
+    decoders = set(re.findall(r"`([\w-]+)`", table.partition("| decoders |")[2].partition("without their head")[0]))
+    assert named | {f"{name}-headless" for name in decoders - bare} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(
