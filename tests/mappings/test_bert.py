@@ -228,6 +228,21 @@ def test_positions_of_roberta_and_esm_count_from_the_padding() -> None:
     assert cs_fields("esm-2", **esm, position_embedding_type="rotary")["max_position_embeddings"] == 20
 
 
+def test_learned_positions_of_esm_need_a_padding_token() -> None:
+    with pytest.raises(MissingField, match="pad_token_id"):
+        cs_fields("esm-2")
+    assert "pad_token_id" not in cs_fields("esm-2", position_embedding_type="rotary")
+
+
+def test_the_activation_of_esm_goes_one_way() -> None:
+    """The converter copies it to Cerebras, where it has to be gelu on the way back; Hugging Face has no such field."""
+    assert cs_fields("esm-2", pad_token_id=1)["encoder_nonlinearity"] == "gelu"
+    assert cs_fields("esm-2", pad_token_id=1, hidden_act="relu")["encoder_nonlinearity"] == "relu"
+    assert "hidden_act" not in hf_fields("esm-2", **CS_ESM, encoder_nonlinearity="gelu", max_position_embeddings=5)
+    with pytest.raises(UnsupportedValue, match="encoder_nonlinearity"):
+        hf_fields("esm-2", **CS_ESM, encoder_nonlinearity="relu", max_position_embeddings=5)
+
+
 def test_esm_rotary_rows() -> None:
     assert cs_fields("esm-2", position_embedding_type="rotary")["rotary_dim"] == 2
     assert "rotary_dim" not in cs_fields("esm-2", pad_token_id=1)

@@ -109,6 +109,15 @@ def test_configs_that_cerebras_cannot_have(fields: dict[str, Any]) -> None:
         cs_config(registry.family("vit"), {**HF, **fields}, RELEASE)
 
 
+def test_strides_and_patches_that_are_not_said_are_16() -> None:
+    family = registry.family("vit")
+    assert cs_config(family, {"model_type": "vit", "patch_size": 16}, RELEASE)["model"]["patch_size"] == [16, 16]
+    assert "patch_size" not in cs_config(family, {"model_type": "vit"}, RELEASE)["model"]
+    for fields in ({"patch_size": 8}, {"encoder_stride": 8}):
+        with pytest.raises(UnsupportedValue, match="encoder_stride"):
+            cs_config(family, {"model_type": "vit", **fields}, RELEASE)
+
+
 @pytest.mark.parametrize("model", ["vit", "vit-headless", "clip-vit"])
 @pytest.mark.parametrize("sides", [[8], [8, 8, 8], 8, None, "88", [], {}], ids=repr)
 def test_side_lengths_must_be_a_square(model: str, sides: object) -> None:

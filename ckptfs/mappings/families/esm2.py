@@ -29,7 +29,7 @@ from ckptfs.mappings.families.bert import (
     norm,
 )
 from ckptfs.mappings.families.bert import NAMES as BERT_NAMES
-from ckptfs.mappings.families.decoder import numbers
+from ckptfs.mappings.families.decoder import nothing, numbers
 from ckptfs.mappings.families.roberta import positions_to_cs, positions_to_hf
 from ckptfs.mappings.ops import rope
 from ckptfs.mappings.table import Context, Table, hf_only, only_when, same, under
@@ -106,6 +106,11 @@ def whole_heads(fields: Fields) -> Config:
     return {}
 
 
+def activation(fields: Fields) -> Config:
+    """Copied to Cerebras only: transformers' ESM always takes gelu, and has no field for another one."""
+    return {"encoder_nonlinearity": fields["hidden_act"]}
+
+
 def unless_rotary(convert: Convert) -> Convert:
     """Rotary models count positions the same way on both sides."""
     name = "max_position_embeddings"
@@ -130,12 +135,13 @@ NAMES = {k: v for k, v in BERT_NAMES.items() if k not in ("hidden_act", "max_pos
     "emb_layer_norm_before": "embedding_layer_norm",
     **{name: name for name in ("token_dropout", "mask_token_id", "pad_token_id")},
 }
-ALWAYS = {"encoder_nonlinearity": "gelu", "use_final_layer_norm": True, "disable_nsp": True}
+ALWAYS = {"use_final_layer_norm": True, "disable_nsp": True}
 TYPE = ("position_embedding_type",)
 SIZE = ("max_position_embeddings",)
 CONFIG = ConfigTable(
     names=NAMES,
     lenses=(
+        Lens(("hidden_act",), (), activation, nothing),
         Lens(TYPE, TYPE, type_to_cs, type_to_hf),
         Lens(SIZE, SIZE, unless_rotary(positions_to_cs), unless_rotary(positions_to_hf)),
     ),
@@ -148,7 +154,7 @@ CONFIG = ConfigTable(
     ),
     cs=replace(
         FROZEN,
-        must={**CS_MUST, **ALWAYS, "mlm_nonlinearity": one_of("gelu", None)},
+        must={**CS_MUST, **ALWAYS, "encoder_nonlinearity": "gelu", "mlm_nonlinearity": one_of("gelu", None)},
         fill={
             **FROZEN.fill,
             "position_embedding_type": "learned",

@@ -7,6 +7,7 @@ Cerebras counts positions.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens
@@ -60,11 +61,15 @@ TENSORS = Table(
 
 
 def positions_to_cs(fields: Fields) -> Config:
-    return {"max_position_embeddings": fields["max_position_embeddings"] - fields["pad_token_id"] - 1}
+    return {"max_position_embeddings": fields["max_position_embeddings"] - padding(fields) - 1}
 
 
 def positions_to_hf(fields: Fields) -> Config:
-    return {"max_position_embeddings": fields["max_position_embeddings"] + fields["pad_token_id"] + 1}
+    return {"max_position_embeddings": fields["max_position_embeddings"] + padding(fields) + 1}
+
+
+def padding(fields: Fields) -> Any:
+    return fields.need("pad_token_id", "positions count from it")
 
 
 def segments_to_hf(fields: Fields) -> Config:

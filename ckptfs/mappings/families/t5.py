@@ -35,6 +35,7 @@ def no_cross(context: Context, fields: KeyFields) -> int:
 
 
 def gated_no_cross(context: Context, fields: KeyFields) -> int:
+    """wi, wi_1 of the usual layer, then those of one without cross attention."""
     return gated(context, fields) + 2 * no_cross(context, fields)
 
 
@@ -44,21 +45,31 @@ LAYER = [
     same("layer.0.layer_norm.{p}", "norm1.{p}"),
     same("layer.1.layer_norm.{p}", "norm2.{p}"),
 ]
-IN_1, IN_2 = ([f"layer.{n}.DenseReluDense.{name}.{{p}}" for name in ("wi", "wi_1", "wi_0", "wo")] for n in (1, 2))
+
+
+def dense(name: str, sublayer: int) -> str:
+    """A matrix of the feed-forward part, which is that sublayer of its block."""
+    return f"layer.{sublayer}.DenseReluDense.{name}.{{p}}"
+
+
 ENCODER_LAYER = [
     *LAYER,
-    same(IN_1[0], UP, hf_also=[IN_1[1]], hf_choice=gated),
-    same(IN_1[2], GATE),
-    same(IN_1[3], DOWN),
+    same(dense("wi", 1), UP, hf_also=[dense("wi_1", 1)], hf_choice=gated),
+    same(dense("wi_0", 1), GATE),
+    same(dense("wo", 1), DOWN),
 ]
 DECODER_LAYER = [
     *LAYER,
     *attention("layer.1.EncDecAttention", "multihead_attn"),
     *hf_only("layer.1.EncDecAttention.relative_attention_bias.{p}"),  # old checkpoints; it was never used
     same("layer.2.layer_norm.{p}", "norm3.{p}"),
-    same(IN_2[0], UP, hf_also=[IN_2[1], *IN_1[:2]], hf_choice=gated_no_cross),
-    same(IN_2[2], GATE, hf_also=[IN_1[2]], hf_choice=no_cross),
-    same(IN_2[3], DOWN, hf_also=[IN_1[3]], hf_choice=no_cross),
+    same(
+        *(dense("wi", 2), UP),
+        hf_also=[dense("wi_1", 2), dense("wi", 1), dense("wi_1", 1)],
+        hf_choice=gated_no_cross,
+    ),
+    same(dense("wi_0", 2), GATE, hf_also=[dense("wi_0", 1)], hf_choice=no_cross),
+    same(dense("wo", 2), DOWN, hf_also=[dense("wo", 1)], hf_choice=no_cross),
 ]
 
 

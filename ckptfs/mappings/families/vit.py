@@ -125,8 +125,9 @@ def square(name: str) -> Lens:
 
 
 def stride_to_cs(fields: Fields) -> Config:
-    if "patch_size" in fields and pair(fields["encoder_stride"]) != pair(fields["patch_size"]):
-        fields.refuse("encoder_stride", f"it must be the patch size ({fields['patch_size']})")
+    patch = fields.get("patch_size", 16)  # what transformers takes where none is said
+    if pair(fields["encoder_stride"]) != pair(patch):
+        fields.refuse("encoder_stride", f"it must be the patch size ({patch})")
     return {}
 
 
