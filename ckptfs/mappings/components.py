@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ckptfs.errors import ConfigError, MissingKeys
 from ckptfs.formats.source import Tensor
 from ckptfs.mappings.config import Config, ConfigTable, Convert, Fields, Lens, SideTable
-from ckptfs.mappings.table import Context, Extra, Rule, under
+from ckptfs.mappings.table import Context, Extra, Make, Rule, Second, under
 
 T = TypeVar("T")
 
@@ -34,13 +34,17 @@ def component(folder: str, keys: str, section: str, rules: Iterable[Rule]) -> li
 
         return inside
 
+    def made(make: Make) -> Make:
+        return Second(seen(make.make), seen(make.when)) if isinstance(make, Second) else seen(make)
+
     def extras(found: tuple[Extra, ...]) -> tuple[Extra, ...]:
-        return tuple(replace(extra, make=seen(extra.make)) for extra in found)
+        return tuple(replace(extra, make=made(extra.make)) for extra in found)
 
     narrowed = [
         replace(
             rule,
             when=seen(rule.when) if rule.when else None,
+            hf_choice=seen(rule.hf_choice) if rule.hf_choice else None,
             hf_makes=extras(rule.hf_makes),
             cs_makes=extras(rule.cs_makes),
         )

@@ -155,6 +155,19 @@ def test_what_cerebras_has_no_use_for_is_dropped() -> None:
     assert (sorted(view.tensors), view.dropped) == ([IMAGE_KEY, TEXT_KEY], tuple(cs)[2:])
 
 
+def test_the_last_norm_is_read_from_its_second_copy() -> None:
+    """As for llama alone: the converter drops the copy, and loaders would make a norm of ones."""
+    norm = np.arange(12, dtype=np.float32)
+    cs = {"image_model.embedding_layer.cls_embedding": norm[:8], "text_model.ln_f.weight": norm}
+    view = make_view(source_of(cs), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf"))
+    np.testing.assert_array_equal(to_numpy(view.tensors["text_model/model.norm.weight"]), norm)
+    both = {**cs, "text_model.transformer_decoder.norm.weight": -norm}
+    view = make_view(
+        source_of(both), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf")
+    )
+    np.testing.assert_array_equal(to_numpy(view.tensors["text_model/model.norm.weight"]), -norm)
+
+
 def test_the_config_of_a_whole_clip_model() -> None:
     whole = {"model_type": "clip", "projection_dim": 99, "vision_config": {**IMAGE, "num_hidden_layers": 5}}
     family = registry.family("llava")
