@@ -1,0 +1,67 @@
+"""What the real ``cstorch.load`` makes of every recorded conversion to Cerebras, as ckptfs writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptfs.cli import run as command
+from tests.cli.recorded import laid_out, lasting
+from tests.golden.cases import Case, cases
+from tests.others.cases import Run, runs
+from tests.others.test_upgrades import flat, recorded
+from tests.reference.test_cstorch import PYTHON, loaded
+
+pytestmark = [
+    pytest.mark.reference,
+    pytest.mark.skipif(not PYTHON, reason="CKPTFS_CSTORCH_PYTHON names no Python with cerebras_pytorch"),
+]
+
+ALL = [r for r in runs("hf") + runs("upgrade") if not r.refused and r.tgt != "hf"]
+FIRST: list[Run | Case] = [*{r.folder: r for r in reversed(ALL)}.values(), *cases("hf2cs")]
+"""One run of each case, to the newest release that it is recorded for."""
+
+
+def written(run: Run | Case, folder: Path, compress: list[str]) -> Path:
+    """The checkpoint that the run's command line writes below *folder*."""
+    folder.mkdir()
+    if isinstance(run, Run):
+        argv = laid_out(run, folder)
+    else:
+        fmt = ["--model", run.model, "--src-fmt", "hf", "--tgt-fmt", run.facts["tgt_fmt"]]
+        argv = ["convert", str(run.folder / "hf"), *fmt, "--output-dir", "OUT"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert command([*argv, *compress]) == 0
+    (mdl,) = (folder / "OUT").glob("*.mdl")
+    return mdl
+
+
+@pytest.fixture(scope="module", params=["chunks as they are", "lz4"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By run, what the reference loads: hashes of tensors and printed values by path."""
+    folder = tmp_path_factory.mktemp("written")
+    compress = ["--compress", "lz4"] if request.param == "lz4" else []
+    paths = [written(run, folder / str(i), compress) for i, run in enumerate(FIRST)]
+    states: dict[str, dict[str, Any]] = {}
+    for run, described in zip(FIRST, loaded(*paths), strict=True):
+        flat(described, "", states.setdefault(str(run), {}), {})
+    return states
+
+
+def expected(run: Run | Case) -> dict[str, dict[str, Any]]:
+    if isinstance(run, Run):
+        return {key: lasting(what) for key, what in recorded(run).items() if "empty" not in what}
+    return {f"model.{key}": what for key, what in run.json("expected_cs.json")["tensors"].items()}
+
+
+@pytest.mark.parametrize("run", FIRST, ids=str)
+def test_it_loads_what_was_recorded(run: Run | Case, found: dict[str, dict[str, Any]]) -> None:
+    leaves, want = found[str(run)], expected(run)
+    known = {
+        key: what.get("sha256", repr(what.get("value"))) for key, what in want.items() if {"sha256", "value"} & {*what}
+    }
+    assert {key: leaves.get(key) for key in known} == known
+    assert set(leaves) == set(want)
