@@ -170,5 +170,6 @@ BERT = Family(
     mup="fold",
     mup_since=(2, 3),
     mup_rules=KEYS_ONLY,
-    notes="a head without a weight in the Hugging Face file, because it is tied, has none here either",
+    notes="a head without a weight in the Hugging Face file, because it is tied, has none here either; "
+    "of muP, only the scales of attention are kept",
 )
