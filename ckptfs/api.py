@@ -258,13 +258,21 @@ def plan_view(
 
 
 def convert_config(
-    config: Mapping[str, Any], src_fmt: str, tgt_fmt: str, *, model: str | None = None
+    config: Mapping[str, Any],
+    src_fmt: str,
+    tgt_fmt: str,
+    *,
+    model: str | None = None,
+    warnings: list[str] | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """A whole config in another format, and that format's full name; errors as `view`'s."""
+    """A whole config in another format, and that format's full name; errors as `view`'s.
+
+    What gets lost on the way is added to *warnings*, one line each.
+    """
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-    return {**conversion.config_as(family, config, src, tgt)}, tgt.name
+    return {**conversion.config_as(family, config, src, tgt, warnings=warnings)}, tgt.name
 
 
 def _in_full(fmt: Format, name: str | None, family: Family) -> Format:

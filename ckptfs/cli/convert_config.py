@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ckptfs.cli.options import path_type
+from ckptfs.cli.output import printable
 
 
 @click.command("convert-config")
@@ -26,7 +27,12 @@ def command(file: str, **options: Any) -> None:
     from ckptfs.convert import config_output, write_outputs
 
     config = api.read_config(file)
-    converted, tgt = api.convert_config(config, options["src_fmt"], options["tgt_fmt"], model=options["model"])
+    warnings: list[str] = []
+    converted, tgt = api.convert_config(
+        config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings
+    )
     folder = options["output_dir"] or os.path.dirname(os.path.abspath(file))
     for path in write_outputs({**config_output(converted, file, tgt)}, folder, force=options["force"]):
         click.echo(path)
+    for warning in warnings:
+        click.echo(f"ckptfs: {printable(warning)}", err=True)

@@ -43,16 +43,19 @@ def make_view(
     return View(family.name, src.name, tgt.name, tensors, done.config, warnings=done.warnings, state=done.source)
 
 
-def config_as(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> Mapping[str, Any]:
-    """The whole *config* in another format; errors as `make_view`'s."""
+def config_as(
+    family: Family, config: Mapping[str, Any], src: Format, tgt: Format, *, warnings: list[str] | None = None
+) -> Mapping[str, Any]:
+    """The whole *config* in another format; what a user should know is added to *warnings*. Errors as `make_view`'s."""
+    warnings = [] if warnings is None else warnings
     if HF not in (src, tgt):
-        return chain.config_as(family, config, src, tgt)
+        return chain.config_as(family, config, src, tgt, warnings)
     near = _near(family, src, tgt)
     if tgt == HF:
-        config = config if near == src else chain.config_as(family, config, src, near)
+        config = config if near == src else chain.config_as(family, config, src, near, warnings)
         return plan.hf_config(plan.resolved(family, config, near, HF), config, near)[0]
     made = plan.cs_config(plan.resolved(family, config, HF, near), config, near)
-    return made if near == tgt else chain.config_as(family, made, near, tgt)
+    return made if near == tgt else chain.config_as(family, made, near, tgt, warnings)
 
 
 def _with_hf(

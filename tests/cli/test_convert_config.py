@@ -90,6 +90,15 @@ def test_several_steps(ckptfs: Ckptfs, tmp_path: Path, src: str, tgt: str) -> No
     assert written(result) == {"trainer": NEW}
 
 
+def test_what_gets_lost_is_said(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    config = "{model: {hidden_size: 8}, runconfig: {num_wgt_servers: 3, odd: 1}}"
+    result = convert(ckptfs, tmp_path, config, "--model", "llama", "--src-fmt", "cs-2.0", "--tgt-fmt", "cs-2.4")
+    assert written(result) == {"trainer": {"init": {"model": {"hidden_size": 8, "name": "llama"}}}}
+    servers, odd = result.err.splitlines()
+    assert servers.startswith("ckptfs: ") and "num_wgt_servers" in servers
+    assert odd.startswith("ckptfs: ") and "runconfig.odd" in odd
+
+
 def test_releases_that_are_not_connected(ckptfs: Ckptfs, tmp_path: Path) -> None:
     result = convert(ckptfs, tmp_path, OLD, "--model", "mixtral", "--src-fmt", "cs-1.8", "--tgt-fmt", "cs-2.4")
     assert (result.code, result.err.count("\n")) == (2, 1)

@@ -118,7 +118,7 @@ def test_switches_that_are_off_make_no_callback() -> None:
         ({"scheduler": "LinearLR", "total_iters": 1}, [{"LinearLR": {"total_iters": 1}}], {}),
         ([{"scheduler": "LinearLR", "total_iters": 1}], [{"LinearLR": {"total_iters": 1}}], {}),
         (
-            [{"scheduler": "StepLR", "main_scheduler": "chained"}, {"scheduler": "LinearLR", "total_iters": 1}],
+            [{"scheduler": "StepLR", "main_scheduler": "Chained"}, {"scheduler": "LinearLR", "total_iters": 1}],
             [{"ChainedScheduler": {"schedulers": [{"StepLR": {}}, {"LinearLR": {"total_iters": 1}}]}}],
             {},
         ),
@@ -133,6 +133,11 @@ def test_learning_rates(rate: Any, schedulers: list[Config], kept: Config) -> No
     init = trainer(optimizer={"optimizer_type": "SGD", "learning_rate": rate, **adjust})["init"]
     assert init.get("schedulers", []) == [{"ScalePerParamLR": {"scheduler": one}} for one in schedulers]
     assert init["optimizer"] == {"SGD": {**kept, **adjust}}
+
+
+def test_steps_of_accumulation_stood_with_the_optimizer_too() -> None:
+    found = trainer(optimizer={"optimizer_type": "SGD", "grad_accum_steps": 4})
+    assert found == {"init": {"optimizer": {"SGD": {}}, "loop": {"grad_accum_steps": 4}}}
 
 
 def test_optimizers_and_schedulers_need_names() -> None:

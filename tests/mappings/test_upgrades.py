@@ -124,6 +124,15 @@ def test_positions_move_in_2_1_with_or_without_the_prefix() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["gptj-headless", "codegen-headless"])
+def test_headless_models_with_a_step_of_their_own_keep_their_keys(name: str) -> None:
+    """The public converter lists 2.0 and 2.1 of these two as the same."""
+    source = model("embedding_layer.position_embeddings.weight", "relative_pe_helper.slopes")
+    view = upgrade(source, name, "cs-2.0", "cs-2.1", {"model": {"use_bfloat16": True}})
+    assert list(view.tensors) == [key.removeprefix("model.") for key in source.items]
+    assert view.config == {"model": {"fp16_type": "bfloat16"}}
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bert", "bert-qa", "t5", "starcoder"])
 def test_renamed_keys_come_back(name: str) -> None:
     (rename,) = [c for s in STEPS[name] for c in s.changes if s.old.release == (2, 0)]

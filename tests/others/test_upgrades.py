@@ -75,6 +75,12 @@ def unlike(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     return wrong
 
 
+def states(leaves: dict[str, Any]) -> list[str]:
+    """The keys at the top and of each entry's config, in order."""
+    parts = [key.split(".") for key in leaves]
+    return list(dict.fromkeys(".".join(p[:4] if p[2:3] == ["params"] else p[:1]) for p in parts))
+
+
 def converted(run: Run, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> ckptfs.View:
     monkeypatch.chdir(run.folder)  # the folder of the input state is named relative to it
     checkpoint = ckptfs.open(run.checkpoint(tmp))
@@ -92,6 +98,7 @@ def test_upgrade(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with view.state as state:
         found = entries(state.source)
         assert unlike(found, recorded(run)) == []
+        assert states(found) == states(recorded(run))
         model = [key for key in found if key.startswith("model.")]
         assert model == [key for key in recorded(run) if key.startswith("model.")]
         assert list(view) == [key.removeprefix("model.") for key in model if "sha256" in found[key]]

@@ -66,10 +66,12 @@ def upgraded(
     return Upgraded(_without_refused(result, family, drop_unmatched), config, tuple(warnings))
 
 
-def config_as(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> dict[str, Any]:
-    """The whole *config* of release *src* as release *tgt* wants it; errors as `upgraded`'s."""
+def config_as(
+    family: Family, config: Mapping[str, Any], src: Format, tgt: Format, warnings: list[str]
+) -> dict[str, Any]:
+    """The whole *config* of release *src* as release *tgt* wants it; adds to *warnings*, errors as `upgraded`'s."""
     for move in find_path(family.name, steps_of(family), src, tgt):
-        config = _config(family, config, move, [])
+        config = _config(family, config, move, warnings)
     return dict(config)
 
 

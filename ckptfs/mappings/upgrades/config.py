@@ -59,6 +59,8 @@ def upgraded(config: Mapping[str, Any], about: About) -> Upgraded:
                 step = f"{Format(about.frm).name} to {Format(about.to).name}"
                 what = f"{type(e).__name__}: {e}"
                 raise ConfigError(f"{about.family}: the config makes no sense on the way from {step}: {what}") from e
+    if not draft.nested:  # as the public converter leaves it, which the order inside ``__metadata__`` shows
+        draft.whole["model"] = draft.whole.pop("model")
     return Upgraded(draft.whole, tuple(draft.warnings))
 
 

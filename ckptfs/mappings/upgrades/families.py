@@ -117,6 +117,7 @@ DECODERS = ("gpt2", "gptj", "gpt-neox", "codegen", "bloom", "llama", "btlm", "fa
 BERT_CLASSIFIERS = ("bert-sequence-classifier", "bert-token-classifier", "bert-summarization", "bert-qa")
 STEPS: dict[str, tuple[Step, ...]] = {
     **{f"{name}-headless": SINCE_2_0 for name in DECODERS},
+    **dict.fromkeys(("gptj-headless", "codegen-headless"), unchanged((2, 0))),  # a step of their own, as listed there
     **dict.fromkeys(DECODERS, SINCE_2_0),
     "bert": BERT,
     **dict.fromkeys(BERT_CLASSIFIERS, BERT_CLASSIFIER),

@@ -62,11 +62,15 @@ def renamed(
 
     def change(frm: str, to: str, table: Mapping[Any, Any], default: object) -> Change:
         def run(draft: Draft, model: Section) -> None:
-            value = model.pop(frm, default)
+            value = model.get(frm, default)
             if value is None:
+                model.pop(frm, None)
                 return
             if not isinstance(value, str | bool) or value not in table:
                 draft.refuse(frm, value, f"only {' and '.join(map(repr, table))} can be converted")
+            found = {to if name == frm else name: old for name, old in model.items() if name != to}
+            model.clear()
+            model.update(found)
             model[to] = table[value]
 
         return run

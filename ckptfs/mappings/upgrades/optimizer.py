@@ -15,7 +15,7 @@ from ckptfs.mappings.upgrades.draft import Draft, Section
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Which classes take an argument: those of *names*, or with *but* all others. Names are as `_plain` gives them."""
+    """Which classes take an argument: those of *names*, or with *but* all others. Names are as `plain` gives them."""
 
     names: frozenset[str]
     but: bool = False
@@ -37,11 +37,11 @@ _EPS = _by_all_but("asgd", "lion", "rprop", "sgd")
 _RPROP = _by("rprop")
 
 OPTIMIZER: tuple[tuple[tuple[str, ...], str, Taken], ...] = (
-    (("weight_decay_rate",), "weight_decay", _by_all_but("rprop")),
     (("beta1", "beta2"), "betas", _BETAS),
     (("eps1", "eps2"), "eps", _EPS),
     (("eta1", "eta2"), "etas", _RPROP),
     (("step_size_min", "step_size_max"), "step_sizes", _RPROP),
+    (("weight_decay_rate",), "weight_decay", _by_all_but("rprop")),
 )
 """Old fields, the new one (a list of the old ones' values where they are several), and the optimizers that take it."""
 
@@ -50,10 +50,10 @@ _INITIAL = _by_all_but("constant", "piecewiseconstant", "sequential", "cyclic", 
 _WARM = _by("cosineannealingwarmrestarts")
 
 SCHEDULER: tuple[tuple[str, str, Taken], ...] = (
-    ("steps", "total_iters", _TOTAL),
-    ("decay_steps", "total_iters", _TOTAL),
     ("learning_rate", "initial_learning_rate", _INITIAL),
     ("base_lr", "initial_learning_rate", _INITIAL),
+    ("steps", "total_iters", _TOTAL),
+    ("decay_steps", "total_iters", _TOTAL),
     ("values", "learning_rates", _by("piecewiseconstant")),
     ("boundaries", "milestones", _by("sequential", "piecewiseconstant", "multistep")),
     ("t_max", "T_max", _by("cosineannealing")),
@@ -69,7 +69,7 @@ def rename_optimizer(draft: Draft) -> None:
     optimizer = draft.section("optimizer")
     if optimizer is None:
         return
-    kind = _plain(optimizer.get("optimizer_type"))
+    kind = plain(optimizer.get("optimizer_type"))
     for olds, new, taken in OPTIMIZER if kind else ():
         if taken.by(kind) and new not in optimizer and all(old in optimizer for old in olds):
             values = [optimizer.pop(old) for old in olds]
@@ -83,13 +83,13 @@ def rename_optimizer(draft: Draft) -> None:
 
 def _scheduler(entry: Mapping[str, Any]) -> Section:
     result = dict(entry)
-    kind = _plain(result.get("scheduler"))
+    kind = plain(result.get("scheduler"))
     for old, new, taken in SCHEDULER if kind else ():
         if old in result and new not in result and taken.by(kind):
             result[new] = result.pop(old)
     return result
 
 
-def _plain(name: object) -> str:
+def plain(name: object) -> str:
     """A class name as configs may spell it, in lower case and without LR or Scheduler at the end."""
     return str(name or "").lower().removesuffix("scheduler").removesuffix("lr")

@@ -43,16 +43,15 @@ def opened(source: Source) -> State:
     prefix = f"{MODEL}."
     inner = {k.removeprefix(prefix): i for k, i in source.items.items() if k.startswith(prefix)}
     before = (model, inner) if isinstance(model, Node) else None
+    top[MODEL] = top.pop(MODEL)
     return State(top, dict(source.items), inner, list(source.metadata), tree.type, before)
 
 
 def closed(state: State, source: Source) -> Source:
-    """*source* with that state: other states in their order, then the model, then ``__metadata__``."""
-    model = _model_node(state)
-    top: dict[object, Child] = {key: node for key, node in state.top.items() if key not in (MODEL, METADATA)}
-    top[MODEL] = model
-    if METADATA in state.top:
-        top[METADATA] = state.top[METADATA]
+    """*source* with that state: other states in their order, then the model, what is new, and ``__metadata__``."""
+    top = {**state.top, MODEL: _model_node(state)}
+    if METADATA in top:
+        top[METADATA] = top.pop(METADATA)
     tree = Node(state.kind, tuple(top), tuple(top.values()))
     return replace(source, tree=tree, items=_untangled(tree, state.items), metadata=state.metadata)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.mappings.upgrades.draft import Draft, Section
+from ckptfs.mappings.upgrades.optimizer import plain
 
 _CLUSTER = "backend.cluster_config."
 RUNCONFIG = {
@@ -48,7 +49,9 @@ MODEL = {
 """Field of ``model`` to its place in ``trainer.init``."""
 _SCALING = ("loss_scaling_factor", "initial_loss_scale", "steps_per_increase", "min_loss_scale", "max_loss_scale")
 _LIMITS = ("overflow_tolerance", "max_gradient_norm", "max_gradient_value")
-OPTIMIZER = {**{name: f"precision.{name}" for name in (*_SCALING, *_LIMITS)}}
+OPTIMIZER = {name: f"precision.{name}" for name in (*_SCALING, *_LIMITS)} | {
+    "grad_accum_steps": "loop.grad_accum_steps"
+}
 """Field of ``optimizer`` to its place in ``trainer.init``."""
 _MEMORY = tuple(f"{who}_memory_gi" for who in ("compile_crd", "execute_crd", "wrk", "act", "cmd", "wgt"))
 _DEBUG = ("drop_data", "lazy_initialization", "log_initialization", "retrace_every_iteration", "fabric_type_blacklist")
@@ -87,6 +90,8 @@ CALLBACKS = (
     Callback("SelectiveGrad", "model", "selective_grad", "selective_grads"),
 )
 """In the order in which the callbacks run."""
+INIT = ("model_dir", "seed", "backend", "model", "optimizer", "schedulers", "precision", "sparsity", "loop")
+"""The order inside ``trainer.init``; all else follows."""
 _SECTIONS = ("model", "optimizer", "runconfig", "train_input", "eval_input", "wandb")
 
 
@@ -111,6 +116,7 @@ def nest_under_trainer(draft: Draft) -> None:
     init |= {"model": flat["model"], "optimizer": _optimizer(draft, flat["optimizer"]), "schedulers": schedulers}
     init |= {"sparsity": flat["sparsity"] or (None if isinstance(sparsity, Mapping) else sparsity)}
     init |= {"callbacks": callbacks, "loggers": _loggers(flat)}
+    init = {name: init.get(name) for name in INIT} | init
     trainer = {"init": _filled(init), **_tasks(flat, run.pop("checkpoint_path", None))}
     _warn_of_the_rest(draft, run)
     draft.whole.clear()
@@ -159,7 +165,7 @@ def _schedulers(draft: Draft, optimizer: Section) -> list[Section]:
     if isinstance(rate, Mapping | list):
         del optimizer["learning_rate"]
     entries = rate if isinstance(rate, list) else [rate]
-    chained = any(isinstance(e, Mapping) and e.get("main_scheduler") == "chained" for e in entries)
+    chained = any(isinstance(e, Mapping) and plain(e.get("main_scheduler")) == "chained" for e in entries)
     several = [_scheduler(draft, entry) for entry in entries]
     if not several:
         return []
