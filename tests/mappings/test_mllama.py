@@ -123,8 +123,9 @@ def test_rope_of_transformers_5() -> None:
     five = {**text, "rope_parameters": {"rope_theta": 77.0, "rope_type": "default"}}
     found = to_cs({**HF, "text_config": five})["text_model"]
     assert (found["rope_theta"], found["pos_scaling_factor"]) == (77.0, 1.0)
-    with pytest.raises(UnsupportedValue, match="rope_scaling"):
-        to_cs(hf(text_config={"rope_scaling": {"type": "dynamic", "factor": 2.0}}))
+    for scaling in ({"type": "dynamic", "factor": 2.0}, {"rope_type": "default"}, {"type": "default", "factor": 1.0}):
+        with pytest.raises(UnsupportedValue, match="rope_scaling"):
+            to_cs(hf(text_config={"rope_scaling": scaling}))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,16 @@ def test_scaling_under_the_older_name_goes_first_and_may_hold_theta() -> None:
     assert "pos_scaling_extra_args" not in found
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "falcon", "gpt_neox"])
+def test_the_type_default_is_refused_under_the_older_name(model_type: str) -> None:
+    with pytest.raises(ConfigError, match="rope_scaling"):
+        to_cs(model_type, rope_scaling={"rope_type": "default"})
+
+
+def test_gemma2_reads_no_scaling_under_either_name() -> None:
+    assert to_cs("gemma2", rope_scaling=THETA) == to_cs("gemma2")
+
+
 def test_rotary_part_of_gpt_neox() -> None:
     assert to_cs("gpt_neox")["rotary_dim"] == 4
     assert there_and_back("gpt_neox")["rotary_pct"] == 0.5

@@ -163,7 +163,8 @@ def _type_name(kind: str) -> str:
 def rope_parameters(fields: Fields) -> Config:
     """The section ``rope_parameters`` of transformers 5 under the older names; ``rope_scaling`` wins, as there.
 
-    Sets rope_scaling (None: no scaling), and rope_theta and partial_rotary_factor where the section has them.
+    Sets rope_scaling (None: no scaling), and rope_theta and partial_rotary_factor where the section has them. The
+    type ``default`` is no scaling in the newer section; in the older one it stays, and is refused as by the converter.
     """
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     found = fields.get(name)
@@ -177,7 +178,7 @@ def rope_parameters(fields: Fields) -> Config:
     if name == "rope_parameters":
         scaling.pop("rope_type", None)
         scaling[_type_name(str(kind))] = kind
-    none = kind == "default" or all(value is None for value in scaling.values())
+    none = (kind == "default" and name == "rope_parameters") or all(value is None for value in scaling.values())
     return {"rope_scaling": None if none else scaling, **beside}
 
 

@@ -97,7 +97,8 @@ def bias_to_hf(fields: Fields) -> Config:
 
 def same_layers(fields: Fields) -> Config:
     """Refuse what Cerebras has no field for: scaled positions, other layers than one with a window, one without."""
-    if fields["rope_scaling"] is not None:
+    scaling = fields["rope_scaling"]
+    if scaling is not None and scaling.get("rope_type", scaling.get("type")) != "default":
         fields.refuse("rope_scaling", "only null can be converted")
     kinds = fields.get("layer_types")
     turns = ["full_attention" if i % 2 else "sliding_attention" for i in range(len(kinds or ()))]
