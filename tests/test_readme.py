@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import os
 import re
 import shutil
@@ -15,13 +16,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click import Context
 
+import ckptfs
 from ckptfs.cli import COMMANDS, cli
-from ckptfs.errors import UnmatchedKeys
+from ckptfs.errors import UnmatchedKeys, UnsupportedValue
 from ckptfs.mappings.registry import FAMILIES
+from tests.cli.conftest import safetensors_bytes
 from tests.conftest import ROOT, Mounter
 
 pytestmark = pytest.mark.fuse
@@ -115,6 +120,33 @@ def test_every_model_is_named() -> None:
     bare = {"jais", "gemma2"}
     decoders = set(re.findall(r"`([\w-]+)`", table.partition("| decoders |")[2].partition("without their head")[0]))
     assert named | {f"{name}-headless" for name in decoders - bare} == set(FAMILIES)
+
+
+def test_the_example_of_a_family_converts_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/MAPPINGS.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert code is not None
+    found: dict[str, Any] = {}
+    exec(code[1], found)
+    monkeypatch.setitem(FAMILIES, "gpt-neo", found["GPT_NEO"])
+    layer = ["attn.attention.q_proj.weight", "attn.attention.out_proj.bias", "ln_1.weight", "mlp.c_fc.bias"]
+    keys = [*(f"transformer.h.{i}.{name}" for i in range(2) for name in layer), "transformer.ln_f.bias"]
+    keys += ["transformer.wte.weight", "lm_head.weight"]
+    tensors = {key: ("F32", np.full((3, 4), i, "<f4")) for i, key in enumerate(keys)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    config = {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["global"], 2]], "hidden_size": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with ckptfs.open(tmp_path) as hf:
+        cs = ckptfs.view(hf, "cs-2.9")
+        ckptfs.save({"model": {key: cs[key] for key in cs}}, tmp_path / "cs.mdl")
+        assert cs.config["model"]["num_hidden_layers"] == 2
+        with ckptfs.open(tmp_path / "cs.mdl") as saved:
+            back = ckptfs.view(saved, "hf", config=cs.config)
+            assert {key: float(back[key][0][0]) for key in back} == {key: i for i, key in enumerate(keys)}
+            assert back.config["attention_types"] == [[["global"], 2]]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attention_types": [[["global", "local"], 1]]}))
+    with ckptfs.open(tmp_path) as hf, pytest.raises(UnsupportedValue, match="attention_types"):
+        ckptfs.view(hf, "cs-2.9")
 
 
 @pytest.mark.parametrize(
