@@ -105,10 +105,33 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "esm-learned": ("esm-2", "EsmForMaskedLM", {**ESM, "emb_layer_norm_before": True}),
     "t5": ("t5", "T5ForConditionalGeneration", T5),
     "t5-gated": ("t5", "T5ForConditionalGeneration", T5_1_1),
+    "ul2": ("ul2", "T5ForConditionalGeneration", {**T5_1_1, "feed_forward_proj": "gated-silu", "num_layers": 3}),
+    "flan-ul2": ("flan-ul2", "T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-silu"}),
+    "transformer": ("transformer", "T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gelu"}),
+    "gpt2-headless": ("gpt2-headless", "GPT2Model", {**GPT, "n_inner": 40}),
+    "gptj-headless": ("gptj-headless", "GPTJModel", {**GPT, "rotary_dim": 4}),
+    "codegen-headless": ("codegen-headless", "CodeGenModel", {**GPT, "rotary_dim": 4}),
+    "gpt-neox-headless": ("gpt-neox-headless", "GPTNeoXModel", {**NEOX, "hidden_act": "relu"}),
+    "llama-headless": ("llama-headless", "LlamaModel", {**GROUPS, **theta(500.0)}),
+    "code-llama-headless": ("code-llama-headless", "LlamaModel", {**GROUPS, **theta(500.0, **LLAMA3)}),
+    "mistral-headless": ("mistral-headless", "MistralModel", {**GROUPS, "sliding_window": 4, **theta(500.0)}),
+    "mixtral-headless": ("mixtral-headless", "MixtralModel", {**GROUPS, "num_local_experts": 3}),
+    "falcon-headless": ("falcon-headless", "FalconModel", {**FALCON, "multi_query": True}),
+    "bloom-headless": (
+        "bloom-headless",
+        "BloomModel",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, "tie_word_embeddings": False},
+    ),
+    "starcoder-headless": ("starcoder-headless", "GPTBigCodeModel", {**GPT, "tie_word_embeddings": False}),
+    "mpt-headless": (
+        "mpt-headless",
+        "MptModel",
+        {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 16},
+    ),
 }
 """Name -> model family, class name (of decoders without its ending), config fields that are not the defaults."""
 
-UNTIED = ("t5-gated",)
+UNTIED = ("t5-gated", "ul2")
 """Models that transformers 5 ties when it makes them, while those that were trained have a head of their own."""
 
 
@@ -120,7 +143,7 @@ def save(folder: Path) -> None:
     for seed, (name, (_, kind, fields)) in enumerate(MODELS.items()):
         torch.manual_seed(seed)
         causal = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-        model_class = getattr(transformers, kind if "For" in kind else causal)
+        model_class = getattr(transformers, kind if "For" in kind or kind.endswith("Model") else causal)
         model = model_class(model_class.config_class(**fields)).eval()
         if name in UNTIED:
             model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
@@ -138,8 +161,11 @@ def load(folder: Path, output: Path) -> None:
 
     for path in sorted(folder.glob("*/hf")):
         named = json.loads((path / "config.json").read_text())["architectures"][0]
-        decoder = named.endswith(("ForCausalLM", "LMHeadModel"))
-        loader = transformers.AutoModelForCausalLM if decoder else getattr(transformers, named)
+        headless = MODELS[path.parent.name][1].endswith("Model")  # what the converter writes may name a head there
+        if headless or named.endswith(("ForCausalLM", "LMHeadModel")):
+            loader = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+        else:
+            loader = getattr(transformers, named)
         model, report = loader.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
         name = path.parent.name
         (output / f"{name}.json").write_text(json.dumps({k: sorted(map(str, v)) for k, v in report.items() if v}))
@@ -147,7 +173,10 @@ def load(folder: Path, output: Path) -> None:
 
 
 def keep_logits(model: Any, path: Path) -> None:
-    """For twelve tokens: more than the sliding windows and the lengths that scaled positions start from."""
+    """For twelve tokens: more than the sliding windows and the lengths that scaled positions start from.
+
+    Of models without a head, the last states.
+    """
     import numpy as np
     import torch
 
@@ -157,7 +186,8 @@ def keep_logits(model: Any, path: Path) -> None:
         for parameter in model.parameters():  # to memory aligned alike: sums of a single row depend on it
             parameter.data = parameter.data.clone()
         found = model(tokens, **more)
-    np.save(path, np.concatenate([x.numpy().reshape(-1) for name, x in found.items() if name.endswith("logits")]))
+    kept = [x for name, x in found.items() if name.endswith("logits")] or [found.last_hidden_state]
+    np.save(path, np.concatenate([x.numpy().reshape(-1) for x in kept]))
 
 
 if __name__ == "__main__":
