@@ -269,10 +269,29 @@ def convert_config(
 
     What gets lost on the way is added to *warnings*, one line each.
     """
+    view = config_view(config, src_fmt, tgt_fmt, model=model, warnings=warnings)
+    return {**view.config}, view.tgt
+
+
+def config_view(
+    config: Mapping[str, Any],
+    src_fmt: str,
+    tgt_fmt: str,
+    *,
+    model: str | None = None,
+    warnings: list[str] | None = None,
+) -> plan.View:
+    """The view that `view` would plan, without its tensors; as `convert_config`."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-    return {**conversion.config_as(family, config, src, tgt, warnings=warnings)}, tgt.name
+    made = conversion.config_as(family, config, src, tgt, warnings=warnings)
+    if tgt != HF:
+        return plan.View(family.name, src.name, tgt.name, {}, made)
+    files = family.files(made)
+    return plan.View(
+        *(family.name, src.name, tgt.name, {}, made), components=family.components, files=files, paths=family.paths
+    )
 
 
 def _in_full(fmt: Format, name: str | None, family: Family) -> Format:

@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from ckptfs.errors import UsageError, WriteError
-from ckptfs.formats.folder import COMPONENTS
 from ckptfs.formats.source import Tensor
 from ckptfs.formats.source import nbytes as tensor_nbytes
 from ckptfs.layouts.extent import File
@@ -103,21 +102,28 @@ def outputs(
 
 def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str, File]:
     """Numbered shards with their index, also when there is only one, and the config."""
-    configs = json_files({**view.files, "config.json": view.config})
     if safetensors:
-        return {**hf_files(view.tensors, shard_bytes, numbering="always"), **configs}
+        return {**hf_files(view.tensors, shard_bytes, numbering="always"), **_configs(view)}
     named = named_shards(view.tensors, shard_bytes, stem="pytorch_model", suffix=".bin", numbering="always")
     files = {name: torch_file(part) for name, part in named.items()}
-    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **configs}
+    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **_configs(view)}
 
 
-def config_output(config: Mapping[str, Any], path: str, tgt: str) -> dict[str, Written | dict[str, File]]:
-    """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them."""
-    if set(config) in map(set, COMPONENTS):
-        return {name: json_files({"config.json": part}) for name, part in config.items()}
-    if tgt == "hf":
-        return {f"{config_stem(path)}_to_hf.json": json_file(config, indent=4, newline=False)}
-    return {f"{config_stem(path)}_to_{tgt}.yaml": params_file(config)}
+def _configs(view: HfView) -> dict[str, File]:
+    """``config.json``, and the JSON files that belong to it."""
+    return json_files({**view.files, "config.json": view.config})
+
+
+def config_output(view: View, path: str, *, folder: str = "") -> dict[str, Written | dict[str, File]]:
+    """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them.
+
+    *view* may be without tensors, *path* is the source config's, *folder* is as in `outputs`.
+    """
+    if view.components:
+        return {name: _configs(part) for name, part in parts_of(view, folder).items()}
+    if view.tgt == "hf":
+        return {f"{config_stem(path)}_to_hf.json": json_file(view.config, indent=4, newline=False)}
+    return {f"{config_stem(path)}_to_{view.tgt}.yaml": params_file(view.config)}
 
 
 def folded_outputs(

@@ -21,18 +21,17 @@ from ckptfs.cli.output import printable
 def command(file: str, **options: Any) -> None:
     """Write a model config in another format.
 
-    FILE is a config.json, or a trainer's YAML. The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml.
+    FILE is a config.json, or a trainer's YAML. The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml. A model of
+    several components is a folder of such folders, and has a folder for each.
     """
     from ckptfs import api
     from ckptfs.convert import config_output, write_outputs
 
     config = api.read_config(file)
     warnings: list[str] = []
-    converted, tgt = api.convert_config(
-        config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings
-    )
+    view = api.config_view(config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings)
     folder = options["output_dir"] or os.path.dirname(os.path.abspath(file))
-    for path in write_outputs({**config_output(converted, file, tgt)}, folder, force=options["force"]):
+    for path in write_outputs({**config_output(view, file, folder=folder)}, folder, force=options["force"]):
         click.echo(path)
     for warning in warnings:
         click.echo(f"ckptfs: {printable(warning)}", err=True)

@@ -71,3 +71,17 @@ def test_configs_alone(tmp_path: Path) -> None:
     ]
     written = json.loads((back / "q_encoder/config.json").read_text())
     assert written["hidden_size"] == json.loads((hf / "q_encoder/config.json").read_text())["hidden_size"]
+
+
+@pytest.mark.parametrize("case", ["llava/llava", "mmsimple-llava/mmsimple"])
+def test_configs_alone_are_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
+    out, params = tmp_path / "out", HERE / case / "cs.yaml"
+    fmt = ("--model", case.partition("/")[0], "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
+    call("convert-config", params, *fmt, "--output-dir", out)
+    expected = recorded(case, "roundtrip")
+    names = ["image_model/config.json", "image_model/preprocessor_config.json", "text_model/config.json"]
+    assert sorted(str(p.relative_to(out)) for p in out.glob("*/*")) == names
+    image, preprocessor, text = (json.loads((out / name).read_text()) for name in names)
+    assert preprocessor == expected["image_model"]["preprocessor_config"]
+    assert {k: image[k] for k in expected["image_model"]["config"]} == expected["image_model"]["config"]
+    assert text == {**expected["text_model"]["config"], "mm_vision_tower": str(out / "image_model")}
