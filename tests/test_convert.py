@@ -162,7 +162,7 @@ def test_a_full_disk_is_said_before_the_first_byte(
     real = os.statvfs(tmp_path)
 
     class Full:
-        f_bavail, f_frsize = 3, real.f_frsize
+        f_bavail, f_frsize, f_flag = 3, real.f_frsize, real.f_flag
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full)
     with pytest.raises(WriteError, match="No space left"):
