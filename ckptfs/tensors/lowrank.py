@@ -2,8 +2,9 @@
 
 Each product of ``B @ A`` is added to the sum of those before it with one rounding (fused multiply-add), in the order of
 the rank: this is what torch's float32 kernels do up to a rank of about 128, and it makes an element's bits independent
-of how much else is asked for. Float16 and bfloat16 are summed in float32. The sum, its product with the scale and the
-result are each rounded to their own dtype, nearest even.
+of how much else is asked for. For
+narrow results (`_FUSED`) torch has kernels that round each product, too. Float16 and bfloat16 are summed in float32.
+The sum, its product with the scale and the result are each rounded to their own dtype, nearest even.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _PIECE = 1 << 15
 """Elements made at once: with their products in float64 they stay in a second-level cache."""
 _WIDTH = 2048
 """Columns of a piece, at most."""
+_FUSED = (4, 12)
+"""Rows and columns of a product from which on torch fuses; found by trying sizes (torch 2.13, MKL, ranks to 32)."""
 _DEPTH = 64
 """Ranks whose factors are held at once; bounds memory whatever the file calls a rank."""
 
@@ -77,7 +80,8 @@ class LowRank:
     def _product(self, row: int, col: int, shape: tuple[int, ...]) -> _Array:
         """The block of ``b @ a`` (or its transpose), not yet rounded to the factors' dtype."""
         total = np.zeros(shape, _wide(self.a.dtype))
-        exact = np.float64 if self.a.dtype.name == "float32" else total.dtype  # holds a product without rounding
+        # float64 holds a product of two float32 without rounding, and float32 one of two halves.
+        exact = np.float64 if self.a.dtype.name == "float32" and self._fused() else total.dtype
         terms = np.empty(shape, exact)
         for left, right in self._factors(row, col, shape):
             left, right = left.astype(exact), right.astype(exact)
@@ -86,6 +90,9 @@ class LowRank:
                 np.add(terms, total, out=terms)
                 total[...] = terms
         return total
+
+    def _fused(self) -> bool:
+        return self.b.shape[0] >= _FUSED[0] and self.a.shape[1] >= _FUSED[1]
 
     def _factors(self, row: int, col: int, shape: tuple[int, ...]) -> Iterator[tuple[_Array, _Array]]:
         """What the block is the product of, (n_rows, k) and (k, n_cols), some ranks at a time."""

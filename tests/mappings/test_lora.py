@@ -22,8 +22,6 @@ from tests.factories import ArrayTensor
 
 DATA = Path(__file__).parent.parent / "data/lora"
 CASES = ("embedding_tied", "fan_in_out", "groups")
-TINY = "model.embedding_layer.position_embeddings.embed.weight"
-"""The one recorded product (16x4 by 4x8) that torch makes in a kernel for tiny matrices, with other roundings."""
 
 ATTENTION = "transformer_decoder.layers.0.self_attn.proj_q_dense_layer"
 FFN = "transformer_decoder.layers.0.ffn.ffn.0.linear_layer"
@@ -53,14 +51,7 @@ def test_recorded_results(name: str) -> None:
         assert len(warnings) == (name == "embedding_tied")
         for key, (digest, shape) in want.items():
             assert list(tensors[key].shape) == shape
-            if name == "embedding_tied" and key == TINY:
-                w, a, b = (np.asarray(checkpoint[f"model.{key.removesuffix('weight')}{n}"]) for n in PARTS)
-                assert np.allclose(to_numpy(tensors[key]), w + (b @ a).T, rtol=0, atol=1e-6)
-            else:
-                assert hashlib.sha256(to_bytes(tensors[key])).hexdigest() == digest, key
-
-
-PARTS = ("weight", "lora_A", "lora_B")
+            assert hashlib.sha256(to_bytes(tensors[key])).hexdigest() == digest, key
 
 
 def test_on_the_way_to_hf() -> None:

@@ -65,6 +65,17 @@ def test_float32_has_torchs_bits(shape: tuple[int, int, int], swapped: bool) -> 
     assert (got == want).all()
 
 
+@pytest.mark.parametrize(("out", "width", "fused"), [(4, 12, True), (3, 12, False), (4, 11, False), (16, 8, False)])
+def test_narrow_float32_products_are_rounded_before_they_are_added(out: int, width: int, fused: bool) -> None:
+    """-1 + (1 + 2^-12)^2, whose square needs one bit more than float32 has."""
+    b = np.tile(np.float32([-1, 1 + 2**-12]), (out, 1))
+    a = np.tile(np.float32([[1], [1 + 2**-12]]), (1, width))
+    w = np.zeros((out, width), np.float32)
+    want = 2**-11 + (2**-24 if fused else 0)
+    assert (to_numpy(node(w, b, a, 1.0)) == np.float32(want)).all()
+    assert to_bytes(node(w, b, a, 1.0)) == torchs(w, b, a, 1.0)
+
+
 @pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16])
 def test_half_precision_rounds_where_torch_does(kind: Any) -> None:
     """The order of torch's sums is open for these; another order changes a few sums in the last place at most."""
