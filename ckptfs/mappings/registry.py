@@ -131,7 +131,8 @@ def entries(model: str | None = None) -> list[Entry]:
 def _entries(f: Family) -> Iterator[Entry]:
     releases = formats_of(steps_of(f))
     if f.hf_side:
-        yield Entry(f.name, "hf", releases, f.architecture, f.notes)
+        variants = [step for step in steps_of(f) if step.old.variant or not f.variant]
+        yield Entry(f.name, "hf", formats_of(variants), f.architecture, f.notes)
     yield Entry(f.name, releases, releases, "", "" if f.hf_side else f.notes)
 
 

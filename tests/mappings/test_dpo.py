@@ -237,5 +237,8 @@ def test_keys_that_are_of_the_other_kind_are_refused(tmp_path: Path) -> None:
 def test_releases_are_steps_too() -> None:
     config = {"model": {"model_name": "llama", "dpo": {"beta": 0.2}}}
     assert convert_config(config, "cs-2.1-dpo", "cs-2.2-dpo", model="dpo")[0] == config
+    assert convert_config(config, "cs-2.1", "cs-2.2", model="dpo") == (config, "cs-2.2")
+    with pytest.raises(NoPath):
+        convert_config(config, "cs-2.1", "cs-2.1-dpo", model="dpo")
     found, name = convert_config({"model_type": "gpt2", "n_embd": 8}, "hf", "cs-2.5-no-dpo", model="dpo")
     assert (name, found["model"]["name"], "dpo" in found["model"]) == ("cs-2.5-no-dpo", "gpt2", False)

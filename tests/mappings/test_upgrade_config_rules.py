@@ -190,6 +190,8 @@ def test_scheduler_fields(kind: str, before: Config, after: Config) -> None:
         (0.5, 0.5),
         ({"type": "static", "sparsity": 0.5}, 0.5),
         ({"type": "static", "sparsity": 0.5, "init_method": "topk"}, {"sparsity": 0.5, "init_method": "topk"}),
+        ({"sparsity": 0.5, "update": 1}, 0.5),
+        ({"sparsity": 0.5, "update": 3}, {"sparsity": 0.5, "update": {"freq": 3}}),
         ({"type": "sideband", "sparsity": 0.5}, {"algorithm": "sideband", "sparsity": 0.5}),
         ({"type": "rigl", "schedule": {"start": 1}}, {"algorithm": "rigl", "update": {"start": 1}}),
         ({"sparsity": 0.5, "param_name_patterns": "a.*.b"}, {"sparsity": 0.5, "param_filter": "a*.b"}),

@@ -76,4 +76,5 @@ def _name(about: About, section: Section) -> str:
 STEPS = (
     *(Step(Format(r, "no-dpo"), Format(r, "dpo"), (Pair(),), config=changed_config) for r in RELEASES if r >= (2, 1)),
     *unchanged((2, 1), variant="dpo"),
+    *unchanged((2, 1)),  # the converter knows these steps by names without a variant, which lead nowhere else
 )

@@ -45,7 +45,9 @@ def _renamed(draft: Draft, block: Section) -> Section:
     if result.get("algorithm") == "static":
         del result["algorithm"]
     if "schedule" in result:
-        result |= _update(result.pop("schedule"))
+        result["update"] = result.pop("schedule")
+    if "update" in result:
+        result |= _update(result.pop("update"))
     value = result.get("sparsity")
     if value is not None and not isinstance(value, int | float):
         result["schedule"] = result.pop("sparsity")
