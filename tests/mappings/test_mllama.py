@@ -193,6 +193,12 @@ def test_configs_that_make_no_sense(section: str, value: object) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(("field", "value"), [("num_channels", None), ("num_channels", 0), ("patch_size", [])])
+def test_patches_without_a_size(field: str, value: object, mdl: Path) -> None:
+    with ckptfs.open(mdl) as checkpoint, pytest.raises(ConfigError, match=rf"image_model: .*{field}|{field}.*square"):
+        ckptfs.view(checkpoint, model="mllama", config=cs(image_model={field: value}), src_fmt="cs-2.9")
+
+
 @pytest.mark.parametrize("ratios", [3, [], [3], [[1, 2, 3]], [["a", "b"]], None])
 def test_aspect_ratios_that_make_no_sense(ratios: object) -> None:
     with pytest.raises(ConfigError):

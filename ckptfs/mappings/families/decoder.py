@@ -102,11 +102,13 @@ def heads(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     return numbers(model, {"heads": cs.get("num_heads")})
 
 
-def numbers(model: str, found: Mapping[str, Any]) -> dict[str, int]:
+def numbers(
+    model: str, found: Mapping[str, Any], why: str = "the rows of attention projections are ordered by it"
+) -> dict[str, int]:
     """*found* as dims; `MissingField` for what is no positive number."""
     for name, value in found.items():
         if not isinstance(value, int) or value < 1:
-            raise MissingField(model, name, "the rows of attention projections are ordered by it")
+            raise MissingField(model, name, why)
     return {name: int(value) for name, value in found.items()}
 
 

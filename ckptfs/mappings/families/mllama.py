@@ -43,7 +43,7 @@ POSITIONS = (
     *("post_tile_positional_embedding.gate", "post_tile_positional_embedding.embedding.weight"),
 )
 IMAGE = [
-    same("patch_embedding.weight", "patch_embedding.weight", Patches("channels", "patch")),
+    same("patch_embedding.weight", "patch_embedding.weight", Patches("num_channels", "patch_size")),
     *(same(name, name) for name in ("class_embedding", *POSITIONS, "layernorm_pre.{p}", "layernorm_post.{p}")),
     *under("transformer.layers.{i}.", "transformer.layers.{i}.", IMAGE_LAYER),
     *under("global_transformer.layers.{i}.", "global_transformer.layers.{i}.", [*IMAGE_LAYER, *GATES]),
@@ -188,8 +188,12 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """llama's numbers of the text model; channels and side length of the image's patches."""
     image = within(cs, "image_model/")
     side = image.get("patch_size")
-    patches = {"channels": image.get("num_channels"), "patch": side[0] if isinstance(side, list) and side else side}
-    return {**llama.dims(model, within(cs, "text_model/")), **numbers(model, patches)}
+    patches = {
+        "num_channels": image.get("num_channels"),
+        "patch_size": side[0] if isinstance(side, list) and side else side,
+    }
+    why = "the image's patches have that size"
+    return {**llama.dims(model, within(cs, "text_model/")), **numbers(f"{model} image_model", patches, why)}
 
 
 MLLAMA = Family(
