@@ -1,10 +1,10 @@
 """A matrix with a low-rank update added: ``W + (B @ A) * scale``, as torch on CPU rounds it.
 
-Each product of ``B @ A`` is added to the sum of those before it with one rounding (fused multiply-add), in the order of
-the rank: this is what torch's float32 kernels do up to a rank of about 128, and it makes an element's bits independent
-of how much else is asked for. For
-narrow results (`_FUSED`) torch has kernels that round each product, too. Float16 and bfloat16 are summed in float32.
-The sum, its product with the scale and the result are each rounded to their own dtype, nearest even.
+Each product of ``B @ A`` is added to the sum of those before it with one rounding (fused multiply-add), in the order
+of the rank: this is what torch's float32 kernels do up to a rank of about 128, and it makes an element's bits
+independent of how much else is asked for. For narrow results (`_FUSED`) torch has kernels that round each product,
+too. Float16 and bfloat16 are summed in float32. The sum, its product with the scale and the result are each rounded to
+their own dtype, nearest even.
 """
 
 from __future__ import annotations

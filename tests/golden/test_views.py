@@ -11,6 +11,8 @@ import yaml
 
 import ckptfs
 from ckptfs.errors import ConfigError
+from ckptfs.tree.cs import checkpoint_file
+from ckptfs.write import write_file
 from tests.golden.cases import HERE, Case, cases, config_differences, differences, refusals
 
 
@@ -44,13 +46,24 @@ def test_hugging_face_to_cerebras(case: Case) -> None:
             assert list(again) == list(view)
 
 
-@pytest.mark.parametrize("case", [c for c in cases("hf2cs") if (c.folder / "cs.mdl").exists()], ids=str)
-def test_the_converted_checkpoint_back_again(case: Case) -> None:
-    expected = case.json("expected_hf.json")
-    with ckptfs.open(case.folder / "cs.mdl") as checkpoint:
-        view = ckptfs.view(checkpoint, "hf", model=case.model, config=case.folder / "cs.yaml")
+LOST = {"falcon/hf2cs-180b-mq-bias-bf16": ["bias: True, recorded 'absent'"]}
+"""Case to fields that the converter loses on the way back and ckptfs writes; see docs/differences.md."""
+
+
+@pytest.mark.parametrize("case", cases("hf2cs"), ids=str)
+def test_the_converted_checkpoint_back_again(case: Case, tmp_path: Path) -> None:
+    """From the recorded checkpoint where there is one, else from ours, and with the recorded config."""
+    expected, release = case.json("expected_hf.json"), case.facts["tgt_fmt"]
+    mdl = case.folder / "cs.mdl"
+    if not mdl.exists():
+        mdl = tmp_path / "cs.mdl"
+        with ckptfs.open(case.folder / "hf") as checkpoint:
+            write_file(checkpoint_file(ckptfs.view(checkpoint, release, model=case.model).plan), mdl)
+    with ckptfs.open(mdl) as checkpoint:
+        view = ckptfs.view(checkpoint, "hf", model=case.model, config=case.folder / "cs.yaml", src_fmt=release)
         assert differences(tensors_of(view), expected["tensors"]) == []
-        assert config_differences(view.config, expected["config"]) == []
+        assert list(view) == list(expected["tensors"])
+        assert config_differences(view.config, expected["config"]) == LOST.get(str(case), [])
 
 
 @pytest.mark.parametrize(
