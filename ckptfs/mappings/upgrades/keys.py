@@ -115,7 +115,7 @@ class TieSeq2Seq:
             found = [item for item in tables.values() if item is not None and item.tensor is not None]
             if len({id(item.tensor) for item in found}) > 1:
                 setting.warnings.append(
-                    f"{head}, {decoder} and {encoder} are shared, but not the same; the first stands for all"
+                    f"{head}, {decoder} and {encoder} are shared, but stored apart; the first stands for all"
                 )
             tables = dict.fromkeys(tables, found[0] if found else tables[decoder])
         else:

@@ -16,8 +16,9 @@ def clean_runconfig(draft: Draft) -> None:
         return
     for name in _GONE:
         run.pop(name, None)
-    if [name for name in _SERVERS if run.pop(name, None) is not None]:
-        draft.warnings.append(f"runconfig: {' and '.join(_SERVERS)} are left out; newer releases choose them")
+    servers = [name for name in _SERVERS if run.pop(name, None) is not None]
+    if servers:
+        draft.warnings.append(f"runconfig: without {' and '.join(servers)}; newer releases choose them")
     if run.pop("is_pretrained_checkpoint", False):
         run.setdefault("load_checkpoint_states", ["model", "dataloader"])
     if "keep_checkpoint_max" in run:
