@@ -56,6 +56,14 @@ def test_recorded_conversion(case: Case, mounter: Mounter, command: Command) -> 
         assert sorted(os.listdir(hf))[-1] == "model.safetensors"
         with safe_open(hf / "model.safetensors", "np") as file:
             assert file.metadata() == {"format": "pt"}
+    for folder, kind, suffix in ((hf, "safetensors", "*.safetensors"), (mnt / "hf-bin", "pickle", "*.bin")):
+        size = ["--hf-shard-size", "10KB"] if shards else []
+        out = mounter.folder / kind
+        to_hf = ["--tgt-fmt", "hf", f"--export-{kind}", "--output-dir", out]
+        code, printed, err = command(case.folder, "convert", case.mdl, *names, *size, *to_hf)
+        assert code == 0, err
+        written = sorted(Path(printed.strip()).glob(suffix))
+        assert [p.read_bytes() for p in sorted(folder.glob(suffix))] == [p.read_bytes() for p in written]
 
 
 @pytest.mark.parametrize("case", cases("hf2cs"), ids=str)
