@@ -14,7 +14,16 @@ import numpy.typing as npt
 
 from ckptfs.cache import shared
 from ckptfs.dataiter import configured_state
-from ckptfs.errors import CkptfsError, ConfigError, MappingError, MissingKey, ShapeError, UnknownFamily, UsageError
+from ckptfs.errors import (
+    CkptfsError,
+    ConfigError,
+    MappingError,
+    MissingKey,
+    NoPath,
+    ShapeError,
+    UnknownFamily,
+    UsageError,
+)
 from ckptfs.formats.detect import open_source
 from ckptfs.formats.folder import config_in
 from ckptfs.formats.source import Item, Shape, Source, Tensor, nbytes, nearest_keys
@@ -200,7 +209,8 @@ def prepare(
 ) -> tuple[plan.View | None, str | None]:
     """The view a mount shows, or None and the reason why there is none.
 
-    A model or config that cannot be converted is a reason; a name or file that does not exist is an error.
+    A model or config that cannot be converted is a reason; a name or file that does not exist is an error, and so is a
+    *tgt_fmt* to which no way leads.
     """
     try:
         wanted = tgt_fmt or ("hf" if is_cerebras(source, src_fmt) else "cs-current")
@@ -212,6 +222,8 @@ def prepare(
             return None, f"the checkpoint names a model that is not known here ({e.name}); 'ckptfs list' shows all"
         return None, "nothing in the checkpoint tells its model family; name it with --model and --config"
     except (MappingError, ConfigError, ShapeError) as e:
+        if tgt_fmt and isinstance(e, NoPath):
+            raise
         return None, str(e)
 
 

@@ -134,6 +134,16 @@ def test_folders_that_hold_something_else(ckptfs: Run, tmp_path: Path) -> None:
     assert "checkpoint_20.mdl" in found.err
 
 
+def test_a_format_that_no_way_leads_to(ckptfs: Run, tmp_path: Path) -> None:
+    golden = ROOT / "tests/golden/llama/cs2hf-gqa-fp32"
+    how = ("--model", "llama", "--config", golden / "cs.yaml", "--src-fmt", "cs-2.10", "--tgt-fmt", "cs-1.6")
+    for line in (("info", golden / "cs.mdl"), ("convert", golden / "cs.mdl", "--output-dir", tmp_path)):
+        found = ckptfs(*line, *how)
+        assert (found.code, found.out) == (2, b"")
+        assert "known: " in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.fuse
 def test_nothing_is_written_into_a_mount(ckptfs: Run, mounter: Mounter) -> None:
     shutil.copytree(ROOT / "tests/golden/llama/cs2hf-gqa-fp32/hf", mounter.folder / "model")
