@@ -31,6 +31,17 @@ MOE = {
 }
 
 
+def has_experts(fields: Fields) -> Config:
+    """Refuse a config without experts: neither side has defaults for them."""
+    moe_to_cs(fields)
+    return {}
+
+
+def has_moe(fields: Fields) -> Config:
+    fields.need("moe", "a model with experts needs it")
+    return {}
+
+
 def moe_to_cs(fields: Fields) -> Config:
     return {"moe": {cs: fields.need(hf, "a model with experts needs it") for hf, cs in MOE.items()}}
 
@@ -58,7 +69,12 @@ def config_of(model_type: str, *lenses: Lens, **add: Any) -> ConfigTable:
 
 
 CONFIG = config_of("mistral", architectures=["MistralForCausalLM"])
-MIXTRAL_CONFIG = config_of("mixtral", Lens(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf))
+_MIXTRAL = config_of("mixtral", Lens(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf))
+MIXTRAL_CONFIG = replace(
+    _MIXTRAL,
+    hf=replace(_MIXTRAL.hf, prepare=(*_MIXTRAL.hf.prepare, has_experts)),
+    cs=replace(_MIXTRAL.cs, prepare=(*_MIXTRAL.cs.prepare, has_moe)),
+)
 
 MISTRAL = replace(
     llama.LLAMA, name="mistral", config=CONFIG, cs_name="mistral", hf_type="mistral", architecture="MistralForCausalLM"

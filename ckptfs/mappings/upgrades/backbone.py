@@ -68,7 +68,7 @@ def changed_config(config: Mapping[str, Any], about: About) -> dict[str, Any]:
 def nested(about: About, section: Section) -> Section:
     """The known fields of a flat *section* in their places."""
     result: Section = {}
-    for name in PLACE.keys() & section.keys():
+    for name in [name for name in section if name in PLACE]:
         where = result
         for part in PLACE[name]:
             where = where.setdefault(part, {})
