@@ -13,6 +13,11 @@ import ckptfs
 from ckptfs.convert import outputs, write_outputs
 from ckptfs.errors import CkptfsError
 from ckptfs.formats.source import Node, Source
+from ckptfs.mappings import registry
+from ckptfs.mappings.conversion import config_as, make_view
+from ckptfs.mappings.formats import parse_format
+from ckptfs.mappings.upgrades.families import steps_of
+from ckptfs.mappings.upgrades.steps import find_path
 from ckptfs.tensors.read import to_bytes
 from tests.conftest import Mounter
 from tests.others.cases import HERE, Run, runs
@@ -157,6 +162,54 @@ def test_the_reference_loads_it(
     leaves: dict[str, Any] = {}
     flat(found, "", leaves, {})
     expected = {key: want for key, want in recorded(run).items() if "empty" not in want}
+    assert leaves == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
+
+
+CHAINS = {
+    "bert-upgrades/1.6_to_2.0": "cs-2.10",
+    "bert-upgrades/1.9_to_2.0_head_none_prefix": "cs-2.10",
+    "gpt2-upgrades/1.8_to_2.0_untied_none": "cs-2.10",
+    "gpt2-upgrades/2.4_to_2.5": "cs-1.8",
+    "t5-upgrades/1.6_to_1.7_gated_abs_pe": "cs-2.4",
+    "t5-upgrades/2.1_to_2.2": "cs-1.6",
+}
+"""A recorded checkpoint and a release that is several steps away."""
+FAR = [(r, tgt) for r in WHOLE for name, tgt in CHAINS.items() if f"{name}/" in str(r)]
+
+
+@pytest.mark.parametrize(("run", "tgt"), FAR, ids=str)
+def test_a_chain_does_what_its_steps_do(run: Run, tgt: str, tmp_path: Path) -> None:
+    """All but ``__metadata__``, which gets one entry for all of them."""
+    family, src, end = registry.family(run.model), parse_format(run.src), parse_format(tgt)
+    with ckptfs.open(run.checkpoint(tmp_path)) as checkpoint:
+        whole = make_view(checkpoint.source, family, run.config, src, end)
+        path = find_path(family.name, steps_of(family), src, end)
+        assert len(path) > 1
+        source, config = checkpoint.source, run.config
+        for move in path:
+            view = make_view(source, family, config, move.frm, move.to)
+            assert view.state is not None
+            source, config = view.state, dict(view.config)
+        assert whole.state is not None
+        assert config == whole.config == config_as(family, run.config, src, end)
+        ours, steps = ({k: v for k, v in entries(s).items() if k[:2] != "__"} for s in (whole.state, source))
+        assert ours == steps
+        notes = [key for key in entries(whole.state) if key.startswith("__metadata__") and key.endswith(".version")]
+        assert len(notes) == (len(checkpoint.metadata) + 1 if tgt != "cs-1.6" else 0)
+
+
+@pytest.mark.reference
+@pytest.mark.skipif(not PYTHON, reason="CKPTFS_CSTORCH_PYTHON names no Python with cerebras_pytorch")
+@pytest.mark.parametrize(("run", "tgt"), FAR, ids=str)
+def test_the_reference_loads_the_end_of_a_chain(run: Run, tgt: str, tmp_path: Path) -> None:
+    with ckptfs.open(run.checkpoint(tmp_path)) as checkpoint:
+        view = ckptfs.view(checkpoint, tgt, model=run.model, src_fmt=run.src, config=run.config)
+        files = outputs(view.plan, "cs.mdl", "cs.yaml", shard_bytes=10**9, safetensors=False)
+        (path, _) = write_outputs(files, str(tmp_path / "out"))
+        assert view.state is not None
+        expected = {key: want for key, want in entries(view.state.source).items() if "empty" not in want}
+    leaves: dict[str, Any] = {}
+    flat(loaded(Path(path))[0], "", leaves, {})
     assert leaves == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
 
 
