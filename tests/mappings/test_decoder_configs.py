@@ -97,7 +97,7 @@ def test_the_feed_forward_size_of_starcoder(given: dict[str, Any], size: int) ->
 
 
 def test_mpt_without_biases() -> None:
-    attention = {"softmax_scale": 1.0, "alibi": True}
+    attention: dict[str, Any] = {"softmax_scale": 1.0, "alibi": True}
     found = to_cs("mpt", "cs-2.3", no_bias=True, norm_type="low_precision_layernorm", attn_config=attention)["model"]
     assert (found["norm_type"], found["attention_type"]) == ("biasless-layernorm", "dot_product")
     assert (found["use_ffn_bias"], found["position_embedding_type"]) == (False, "alibi")
@@ -108,7 +108,7 @@ def test_mpt_without_biases() -> None:
 
 @pytest.mark.parametrize("field", ["num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"])
 def test_mixtral_says_all_about_its_experts(field: str) -> None:
-    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
+    experts: dict[str, Any] = {"num_local_experts": 3, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
     want = {"num_experts": 3, "top_k": 2, "load_balancing_loss_coef": 0.01}
     assert to_cs("mixtral", **experts)["model"]["moe"] == want
     with pytest.raises(MissingField, match=field):
@@ -124,7 +124,12 @@ def test_mixtral_without_experts() -> None:
 
 
 def test_falcon_with_one_norm_and_groups_goes_one_way_only() -> None:
-    sizes = {"hidden_size": 64, "num_attention_heads": 16, "num_kv_heads": 8, "new_decoder_architecture": True}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_attention_heads": 16,
+        "num_kv_heads": 8,
+        "new_decoder_architecture": True,
+    }
     found = to_cs("falcon", model_type="falcon", num_ln_in_parallel_attn=1, **sizes)["model"]
     assert (found["extra_attention_params"], found["use_untied_layer_norm"]) == ({"num_kv_groups": 8}, False)
     with pytest.raises(ConfigError, match="num_kv_groups must be 1 or 16"):
@@ -133,7 +138,7 @@ def test_falcon_with_one_norm_and_groups_goes_one_way_only() -> None:
 
 @pytest.mark.parametrize(("multi_query", "groups"), [(True, 1), (False, 16)])
 def test_older_decoders_of_falcon(multi_query: bool, groups: int) -> None:
-    sizes = {"hidden_size": 64, "num_attention_heads": 16, "multi_query": multi_query}
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 16, "multi_query": multi_query}
     found = to_cs("falcon", model_type="falcon", **sizes)["model"]
     assert found["extra_attention_params"] == {"num_kv_groups": groups}
     back = to_hf("falcon", **found)
