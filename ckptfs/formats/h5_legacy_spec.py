@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from ckptfs.errors import CorruptHeader, Unsafe
-from ckptfs.formats.h5_spec import MAX_NODES, Walk, enter, finish
+from ckptfs.formats.h5_spec import MAX_NODES, SEQUENCES, Walk, enter, finish
 from ckptfs.formats.source import Node
 from ckptfs.formats.torchglobals import Box, Global
 from ckptfs.formats.unpickle import MAX_PICKLE, OBJECT, unpickle
@@ -21,13 +21,6 @@ _DICTS = {
     "builtins.dict": "dict",
     "collections.OrderedDict": "OrderedDict",
     "cerebras_pytorch.utils.tensor_scalar_dict.TensorScalarDict": "dict",  # releases 1.7 to 1.9; later ones lack it
-}
-_SEQUENCES = {
-    "builtins.list": "list",
-    "builtins.tuple": "tuple",
-    "builtins.set": "set",
-    "collections.deque": "deque",
-    "collections.namedtuple": "namedtuple",
 }
 _MAX_ATTRIBUTES = 16
 """A node of torch 2.2 has six; nodes may be shared, so each visit must stay cheap."""
@@ -93,8 +86,8 @@ def _node(walk: Walk, key: str, spec: object, depth: int) -> Node | str:
 
 def _container(walk: Walk, key: str, kind: str, context: object, n: int) -> tuple[str, tuple[object, ...] | None]:
     """(type of the node, keys of a dict or None). A class that is not known is a dict when it has *n* keys."""
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind], None
+    if kind in SEQUENCES:
+        return SEQUENCES[kind], None
     values = context.values if isinstance(context, Box) and context.keys is None else None
     if kind == "collections.defaultdict" and values is not None and len(values) == 2:
         values = values[1].values if isinstance(values[1], Box) else None

@@ -25,7 +25,7 @@ MAX_KEY_CHARS = 64 << 20
 """Characters of all flattened keys together: long keys on many levels multiply."""
 PROTOCOL = 1
 _DICTS = {"builtins.dict": "dict", "collections.OrderedDict": "OrderedDict"}
-_SEQUENCES = {
+SEQUENCES = {
     "builtins.list": "list",
     "builtins.tuple": "tuple",
     "builtins.set": "set",
@@ -121,8 +121,8 @@ def _container(
     walk: Walk, key: str, kind: str, context: Any, n: int
 ) -> tuple[str, tuple[object, ...] | None, list[str]]:
     """(type of the node, dict keys or None, path component of each child)."""
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind], None, [str(i) for i in range(n)]
+    if kind in SEQUENCES:
+        return SEQUENCES[kind], None, [str(i) for i in range(n)]
     if isinstance(context, str):
         context = _context(context)
     if kind == "collections.defaultdict":

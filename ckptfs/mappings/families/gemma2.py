@@ -7,12 +7,10 @@ dtype, so bits are lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable, one_of
 from ckptfs.mappings.families import llama
-from ckptfs.mappings.families.decoder import kv_heads, numbers, rope_parameters, whole_rotary
+from ckptfs.mappings.families.decoder import rope_parameters, whole_rotary
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Add
 from ckptfs.mappings.table import Table, copy, making_cs, same, under
@@ -225,10 +223,5 @@ CONFIG = ConfigTable(
 )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
-    """heads, kv_heads and rotary of a Cerebras ``model`` section."""
-    return numbers(model, {"heads": cs.get("num_heads"), "kv_heads": kv_heads(cs), "rotary": cs.get("rotary_dim")})
-
-
 NOTES = "norms lose bits, as 1 is added; gelu_pytorch_tanh comes back as gelu"
-GEMMA2 = Family("gemma2", TENSORS, CONFIG, dims, "gemma2", "gemma2", "Gemma2ForCausalLM", (2, 3), notes=NOTES)
+GEMMA2 = Family("gemma2", TENSORS, CONFIG, llama.dims, "gemma2", "gemma2", "Gemma2ForCausalLM", (2, 3), notes=NOTES)

@@ -14,7 +14,7 @@ from ckptfs.mappings.components import component_config, joined, within
 from ckptfs.mappings.config import Config, ConfigTable, Fields, Lens, SideTable, one_of
 from ckptfs.mappings.families import llama
 from ckptfs.mappings.families.decoder import nothing, numbers
-from ckptfs.mappings.families.vit import renamed, square
+from ckptfs.mappings.families.vit import LENSES as VIT_LENSES
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.ops import Patches
 from ckptfs.mappings.passes import mup
@@ -125,9 +125,7 @@ IMAGE_CONFIG = ConfigTable(
         "intermediate_size": "filter_size",
     },
     lenses=(
-        renamed("hidden_act", "nonlinearity", {"silu": "swiglu", "gelu_pytorch_tanh": "gelu_new"}),
-        square("image_size"),
-        square("patch_size"),
+        *VIT_LENSES,
         Lens((), ("supported_aspect_ratios",), nothing, tiles),
     ),
     hf=SideTable(
