@@ -23,7 +23,7 @@ from ckptfs.mappings.template import PARAMS
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy
 from tests.factories import ArrayTensor
 
-DIMS = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6, "channels": 3, "patch": 2}
+DIMS = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6, "num_channels": 3, "patch_size": 2}
 HF = {"n_positions": 9, "max_position_embeddings": 9, "tie_word_embeddings": True, "rotary_emb_base": 10000}
 CS = {"num_classes": 5}
 FAMILIES = [f for f in registry.FAMILIES.values() if not f.notes.startswith("alias")]
