@@ -54,6 +54,7 @@ def measure_names(context: click.Context, parameter: click.Parameter, text: str 
     "--config", type=click.Path(exists=True), metavar="FILE", help="Its model config, where it does not tell."
 )
 @click.option("--converter", metavar="PYTHON", help="Python that has the public converter, for P4.")
+@click.option("--cstorch", metavar="PYTHON", help="Python that has cerebras_pytorch, for P4.")
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Repeats of each comparison.")
 @click.option("--keep", is_flag=True, help="Leave what was made.")
 def main(
@@ -65,6 +66,7 @@ def main(
     model: str | None,
     config: str | None,
     converter: str | None,
+    cstorch: str | None,
     runs: int,
     keep: bool,
 ) -> None:
@@ -75,7 +77,7 @@ def main(
     found: dict[str, Result] = {}
     with work_folder(work, keep) as folder:
         view = [*(("--model", model) if model else ()), *(("--config", os.path.abspath(config)) if config else ())]
-        bench = Bench(folder, nbytes, runs, source, keep, tuple(view), converter)
+        bench = Bench(folder, nbytes, runs, source, keep, tuple(view), converter, cstorch)
         for name in only:
             result = _measure(name, bench)
             if result is not None:

@@ -31,6 +31,8 @@ class Bench:
     """Options of ``ckptfs mount`` for *checkpoint*, such as ``--model llama``."""
     converter: str | None = None
     """Python of an environment with the public converter."""
+    cstorch: str | None = None
+    """Python of an environment with cerebras_pytorch."""
 
     def path(self, name: str) -> str:
         return os.path.join(self.work, name)

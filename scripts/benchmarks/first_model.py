@@ -1,9 +1,9 @@
 """From a checkpoint to a model in memory, one way or another; prints seconds and bytes written as JSON.
 
 ``convert`` stands in for the public converter, which cannot be installed everywhere: it reads the checkpoint with
-h5py, renames, orders rotary rows and saves safetensors. The converter does all of that, checks configs and reads
-optimizer state besides, so it takes longer than this. ``converter`` is the public one, in the environment of the Python
-that is named.
+h5py, renames, orders rotary rows and saves safetensors. ``cstorch`` does the same with the public cerebras_pytorch, on
+which the converter stands. The converter does all of that, checks configs and reads optimizer state besides, so it takes
+longer than either. ``converter`` is the public one. The last two run in the environment of the Python that is named.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -39,33 +40,53 @@ CONVERTER = "cerebras.modelzoo.tools.convert_checkpoint"
 
 
 def main(way: str, source: str, folder: str, options: str = "{}") -> dict[str, Any]:
-    """Time one way; the libraries that all need are loaded before.
+    """Time one way; the libraries that all need are loaded before, and have loaded a small model.
 
-    *options* is a JSON object: ``view`` (options of ``ckptfs mount``), ``model``, ``config`` (both as there) and
-    ``converter`` (a Python).
+    *options* is a JSON object: ``view`` (options of ``ckptfs mount``), ``model``, ``config`` (both as there),
+    ``converter`` and ``cstorch`` (each a Python).
     """
-    from transformers import AutoModelForCausalLM
-
     given = json.loads(options)
     model_name, config = _view(source, given.get("model"), given.get("config"))
+    _warm_up()
     start = time.perf_counter()
     if way == "mount":
         with ckptfs_mount(source, folder, *given.get("view", ())) as mount:
-            ready = time.perf_counter() - start
-            model = AutoModelForCausalLM.from_pretrained(f"{mount.path}/hf", dtype="auto")
-            seconds = time.perf_counter() - start
-            written = 0
+            return _load(f"{mount.path}/hf", start, 0)
+    if way == "convert":
+        written = convert(source, folder, config)
+    elif way == "cstorch":
+        written = run_cstorch(given["cstorch"], source, folder, config)
     else:
-        if way == "convert":
-            written = convert(source, folder, config)
-        else:
-            params = given.get("config") or _params(source, f"{folder}.yaml")
-            written, folder = run_converter(given["converter"], source, folder, model_name, params)
-        ready = time.perf_counter() - start
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-        seconds = time.perf_counter() - start
-    parameters = sum(p.numel() for p in model.parameters())
-    return {"seconds": seconds, "before loading": ready, "written": written, "parameters": parameters}
+        params = given.get("config") or _params(source, f"{folder}.yaml")
+        written, folder = run_converter(given["converter"], source, folder, model_name, params)
+    return _load(folder, start, written)
+
+
+def _warm_up() -> None:
+    """Have transformers import what it imports with the first model, which takes longer than to load one."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    small = LlamaConfig(num_hidden_layers=1, vocab_size=32, **sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(small).save_pretrained(folder)
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def _load(folder: str, start: float, written: int) -> dict[str, Any]:
+    """``from_pretrained``, then a byte of each page of each weight: files are mapped, and read when touched."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ready = time.perf_counter() - start
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    seconds = time.perf_counter() - start
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.detach().reshape(-1).view(torch.uint8)[::4096].sum()
+    touched = time.perf_counter() - start
+    n = sum(p.numel() for p in parameters)
+    return {"seconds": seconds, "before loading": ready, "touched": touched, "written": written, "parameters": n}
 
 
 def convert(source: str, folder: str, config: dict[str, Any]) -> int:
@@ -86,6 +107,21 @@ def convert(source: str, folder: str, config: dict[str, Any]) -> int:
     os.makedirs(folder, exist_ok=True)
     save_file(tensors, f"{folder}/model.safetensors", {"format": "pt"})
     Path(folder, "config.json").write_text(json.dumps(config))
+    return _size(folder)
+
+
+def run_cstorch(python: str, source: str, folder: str, config: dict[str, Any]) -> int:
+    """As `convert`, by `benchmarks.with_cstorch` in another environment."""
+    import ckptfs
+
+    with ckptfs.open(source) as opened:
+        keys = [key.removeprefix("model.") for key in opened if key.startswith("model.") and ".ln_f." not in f".{key}"]
+    head = config["hidden_size"] // config["num_attention_heads"]
+    given = json.dumps({"names": {key: rename(key) for key in keys}, "config": config, "head": head})
+    script = Path(__file__).with_name("with_cstorch.py")
+    done = subprocess.run([python, "-W", "ignore", script, source, folder, given], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"cerebras_pytorch failed: {done.stderr.strip()[-500:]}")
     return _size(folder)
 
 

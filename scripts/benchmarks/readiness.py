@@ -19,7 +19,7 @@ from benchmarks.mounting import drop_cached, environment, warm
 def first_model(bench: Bench) -> Result:
     """P4: mount and from_pretrained against a conversion and from_pretrained; the source is in the page cache."""
     source = llama(bench)
-    other = "converter" if bench.converter else "convert"
+    other = "converter" if bench.converter else "cstorch" if bench.cstorch else "convert"
     if bench.converter:
         _look_for_converter(bench.converter)
     elif not _is_plain_llama(bench, source):
@@ -33,9 +33,11 @@ def first_model(bench: Bench) -> Result:
             times[way].append(found["seconds"])
             more |= {f"{way}: {k}": v for k, v in found.items()}
     ratios = [b / a for a, b in zip(times["mount"], times[other], strict=True)]
+    more["ratio with all weights touched"] = more[f"{other}: touched"] / more["mount: touched"]
     more |= {f"{way}: seconds": spread(seconds) for way, seconds in times.items()}
     unmet = f"{more['mount: written']} bytes written" if more["mount: written"] else None
-    stand_in = "the conversion is a stand-in: h5py, renames, row orders, saving; less than the public converter does"
+    loader = "cerebras_pytorch" if bench.cstorch else "h5py"
+    stand_in = f"the conversion is a stand-in: {loader}, renames, row orders, saving; less than the public converter does"
     notes = () if bench.converter else (stand_in,)
     return Result(statistics.median(ratios), "x less time", 10.0, ratios, unmet=unmet, more=more, notes=notes)
 
@@ -69,7 +71,7 @@ def _first_model(bench: Bench, way: str, source: str) -> dict[str, Any]:
     folder = bench.path("mnt" if way == "mount" else "model")
     view = bench.view if source == bench.checkpoint else ()
     given = {"view": view, "model": _option(bench, "--model"), "config": _option(bench, "--config")}
-    options = json.dumps({**given, "converter": bench.converter})
+    options = json.dumps({**given, "converter": bench.converter, "cstorch": bench.cstorch})
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.first_model", way, source, folder, options]
     try:
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)
