@@ -55,12 +55,19 @@ def command(source: str, mountpoint: str, **options: Any) -> None:
 
     SOURCE is a file, an index or a folder, MOUNTPOINT an empty directory. Returns when the mount answers.
     """
+    from ckptfs.formats.h5_process import ahead
+
+    gc.disable()  # what is imported and made until the mount answers stays as long as the mount
+    with ahead(source):
+        _mount(source, mountpoint, options)
+
+
+def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> None:
     from ckptfs import daemon, fuse
     from ckptfs.cli.opening import opened
     from ckptfs.mounts import check_mountpoint
     from ckptfs.stats import Stats, with_stats
 
-    gc.disable()  # what is made until the mount answers stays as long as the mount
     flags = fuse_flags(options["fuse_options"])
     fuse.load_binding()
     path = check_mountpoint(mountpoint, source, nonempty="nonempty" in flags)

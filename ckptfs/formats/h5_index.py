@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from ckptfs.errors import CorruptHeader, SourceError
 from ckptfs.formats.h5_decoder import Decoder
-from ckptfs.formats.h5_process import child_command
+from ckptfs.formats.h5_process import begun, start
 from ckptfs.formats.raw import OpenFile, open_file
 from ckptfs.formats.source import Shape
 
@@ -143,8 +142,7 @@ def chunk_list(file: OpenFile, name: str) -> list[Any]:
 
 
 def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
-    request = {"fd": file.fd, "path": file.path, "chunks": chunks, "library": library}
-    data = _output(file, child_command(request))
+    data = _output(file, chunks, library)
     if sum(data.count(mark) for mark in (b"{", b"[", b",")) > _MIN_VALUES + file.size // 4:
         raise CorruptHeader(file.path, "its metadata say more than a file of its size can")
     try:
@@ -158,13 +156,12 @@ def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
     return answer
 
 
-def _output(file: OpenFile, command: list[str]) -> bytearray:
-    """What the command prints; it is killed when it takes too long, or says more than a file of that size can need."""
+def _output(file: OpenFile, chunks: str | None, library: bool) -> bytearray:
+    """What the child prints; it is killed when it takes too long, or says more than a file of that size can need."""
     most = min(MAX_ANSWER, _MIN_ANSWER + 8 * file.size)
     try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(file.fd,)
-        )
+        child = begun(file.fd) if chunks is None and not library else None
+        child = child or start(file.fd, file.path, chunks=chunks, library=library)
     except OSError as error:
         raise SourceError(file.path, f"the process that reads its metadata does not start: {error}") from error
     late = threading.Timer(TIMEOUT_SECONDS, child.kill)

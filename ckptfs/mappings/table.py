@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.formats.source import Tensor
@@ -124,15 +125,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Table:
-    """A family's rules. Raises ValueError when two rules without `when` claim one key, or fields do not agree."""
+    """A family's rules.
+
+    Two rules without `when` that claim one key, or fields of a rule that do not agree, are a ValueError when the table
+    is first used: checking those of all families would take a tenth of a mount's start.
+    """
 
     rules: tuple[Rule, ...]
-    _claims: dict[Side, dict[str, list[Claim]]] = field(init=False, repr=False, compare=False)
-    _open: dict[Side, list[Claim]] = field(init=False, repr=False, compare=False)
-    _seconds: dict[Side, frozenset[str]] = field(init=False, repr=False, compare=False)
-    """Blanked forms of the keys that may be second copies: few, so that the others need no look."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _claims(self) -> dict[Side, dict[str, list[Claim]]]:
+        """What rules say about keys, by the keys' blanked form; checked when the table is first used."""
         claims: dict[Side, dict[str, list[Claim]]] = {"hf": {}, "cs": {}}
         for rule in self.rules:
             _check_fields(rule)
@@ -140,16 +143,26 @@ class Table:
                 for claim in _claims_of(rule, side):
                     for text in claim.template.blanks() if not claim.template.open else ():
                         claims[side].setdefault(text, []).append(claim)
-        object.__setattr__(self, "_claims", claims)
-        rest = {side: [c for r in self.rules for c in _claims_of(r, side) if c.template.open] for side in SIDES}
-        object.__setattr__(self, "_open", rest)
-        seconds = {
-            s: frozenset(text for text, found in claims[s].items() if any(c.second for c in found)) for s in SIDES
-        }
-        object.__setattr__(self, "_seconds", seconds)
         for side in SIDES:
             for same in claims[side].values():
                 _check_unique(side, same)
+        return claims
+
+    @cached_property
+    def _open(self) -> dict[Side, list[Claim]]:
+        return {side: [c for r in self.rules for c in _claims_of(r, side) if c.template.open] for side in SIDES}
+
+    @cached_property
+    def _seconds(self) -> dict[Side, frozenset[str]]:
+        """Blanked forms of the keys that may be second copies: few, so that the others need no look."""
+        return {
+            side: frozenset(text for text, found in claims.items() if any(c.second for c in found))
+            for side, claims in self._claims.items()
+        }
+
+    def check(self) -> None:
+        """Raise ValueError for a table that cannot be used: see the class."""
+        assert self._claims is not None
 
     def claim(self, side: Side, key: str, context: Context) -> tuple[Claim, dict[str, int | str]] | None:
         """The rule that wants *key*, with the key's fields; None when there is none."""

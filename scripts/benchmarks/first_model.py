@@ -2,8 +2,9 @@
 
 ``convert`` stands in for the public converter, which cannot be installed everywhere: it reads the checkpoint with
 h5py, renames, orders rotary rows and saves safetensors. ``cstorch`` does the same with the public cerebras_pytorch, on
-which the converter stands. The converter does all of that, checks configs and reads optimizer state besides, so it takes
-longer than either. ``converter`` is the public one. The last two run in the environment of the Python that is named.
+which the converter stands. The converter does all of that, checks configs and reads optimizer state besides, so it
+takes longer than either. ``converter`` is the public one. The last two run in the environment of the Python that is
+named.
 """
 
 from __future__ import annotations

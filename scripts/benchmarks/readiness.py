@@ -37,7 +37,7 @@ def first_model(bench: Bench) -> Result:
     more |= {f"{way}: seconds": spread(seconds) for way, seconds in times.items()}
     unmet = f"{more['mount: written']} bytes written" if more["mount: written"] else None
     loader = "cerebras_pytorch" if bench.cstorch else "h5py"
-    stand_in = f"the conversion is a stand-in: {loader}, renames, row orders, saving; less than the public converter does"
+    stand_in = f"the conversion is a stand-in: {loader}, renames, row orders, saving; the public converter does more"
     notes = () if bench.converter else (stand_in,)
     return Result(statistics.median(ratios), "x less time", 10.0, ratios, unmet=unmet, more=more, notes=notes)
 

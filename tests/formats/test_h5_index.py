@@ -220,3 +220,34 @@ def test_the_second_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(path, os.O_RDONLY)
     assert "died" in json.loads(h5_child.respond(fd, str(path), sys.path, None, False))["error"]
     os.close(fd)
+
+
+def test_an_index_that_was_begun_ahead_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = DATA / "h5" / "damaged" / "good.mdl"
+    want = read_index(path)
+    with h5_process.ahead(str(path)):
+        monkeypatch.setattr(h5_index, "start", lambda *args, **options: pytest.fail("another child was started"))
+        found = read_index(path)
+    assert found.objects == want.objects and found.metadata == want.metadata
+    for index in (want, found):
+        os.close(index.file.fd)
+
+
+def test_what_was_begun_is_ended_when_nobody_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    path.write_bytes((DATA / "h5" / "damaged" / "good.mdl").read_bytes())
+    with h5_process.ahead(str(path)):
+        (child,) = h5_process._begun.values()
+        os.utime(path, (1, 1))  # written to since: another file
+        os.close(read_index(path).file.fd)
+        assert list(h5_process._begun.values()) == [child]
+    assert child.returncode is not None and not h5_process._begun
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not hdf5"])
+def test_nothing_is_begun_for_other_files(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    if content is not None:
+        path.write_bytes(content)
+    with h5_process.ahead(str(path)):
+        assert not h5_process._begun

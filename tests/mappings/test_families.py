@@ -30,6 +30,12 @@ FAMILIES = [f for f in registry.FAMILIES.values() if not f.notes.startswith("ali
 RNG = np.random.default_rng(3)
 
 
+@pytest.mark.parametrize("family", registry.FAMILIES.values(), ids=lambda family: family.name)
+def test_no_two_rules_claim_a_key(family: Family) -> None:
+    for layout in (family, *family.older):
+        layout.table.check()
+
+
 def context(family: Family) -> Context:
     return Context(family.name, DIMS, HF, CS)
 

@@ -195,15 +195,15 @@ def test_shape_errors_name_the_key() -> None:
 
 def test_two_rules_for_one_key_are_refused_when_the_table_is_made() -> None:
     with pytest.raises(ValueError, match="two rules claim"):
-        Table((same("a.{i}.w", "x.{i}"), same("a.{i}.w", "y.{i}")))
+        Table((same("a.{i}.w", "x.{i}"), same("a.{i}.w", "y.{i}"))).check()
     with pytest.raises(ValueError, match="two rules claim"):
-        Table((same("a.{i}", "x.{i}"), same("a.3", "y")))
-    Table((same("a.2", "x.2"), same("a.3", "x.3")))
+        Table((same("a.{i}", "x.{i}"), same("a.3", "y"))).check()
+    Table((same("a.2", "x.2"), same("a.3", "x.3"))).check()
 
 
 def test_templates_of_a_rule_have_the_same_fields() -> None:
     with pytest.raises(ValueError, match="fields"):
-        Table((same("a.{i}.{p}", "b.{i}"),))
+        Table((same("a.{i}.{p}", "b.{i}"),)).check()
 
 
 def test_ops_undo_themselves() -> None:
@@ -228,7 +228,7 @@ def test_a_first_number_of_its_own_beside_a_rule_for_the_others() -> None:
     assert {k: t.shape for k, t in tensors.items()} == {"first": (1,)}
     assert dropped == ("block.1.bias", "block.2.bias")
     with pytest.raises(ValueError, match="two rules claim"):
-        Table((same("block.1.bias", "first"), *hf_only("block.{i+1}.bias")))
+        Table((same("block.1.bias", "first"), *hf_only("block.{i+1}.bias"))).check()
 
 
 def test_names_that_depend_on_what_else_is_there() -> None:
