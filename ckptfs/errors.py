@@ -131,6 +131,8 @@ class NoPath(MappingError):
     def __init__(self, model: str, src: str, tgt: str, known: str = "") -> None:
         self.model, self.src, self.tgt = model, src, tgt
         hint = f"; known: {known}" if known else ""
+        if src == tgt == "hf":
+            hint += "; if it is no Hugging Face model, say so with --src-fmt cs-X.Y"
         super().__init__(f"{model}: cannot convert {src} to {tgt}{hint}")
 
 

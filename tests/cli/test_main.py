@@ -142,6 +142,9 @@ def test_a_format_that_no_way_leads_to(ckptfs: Run, tmp_path: Path) -> None:
         assert (found.code, found.out) == (2, b"")
         assert "known: " in found.err
     assert list(tmp_path.iterdir()) == []
+    found = ckptfs("convert", golden / "hf", "--tgt-fmt", "hf", "--output-dir", tmp_path)
+    assert found.code == 2
+    assert "--src-fmt" in found.err
 
 
 @pytest.mark.fuse
