@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckptfs as package
+from ckptfs import mounts
 from ckptfs.cli import COMMANDS
 from tests.cli.conftest import WEIGHT, Result, safetensors_bytes
 from tests.conftest import ROOT, Mounter
@@ -145,6 +146,18 @@ def test_a_format_that_no_way_leads_to(ckptfs: Run, tmp_path: Path) -> None:
     found = ckptfs("convert", golden / "hf", "--tgt-fmt", "hf", "--output-dir", tmp_path)
     assert found.code == 2
     assert "--src-fmt" in found.err
+
+
+def test_the_mount_of_another_user(ckptfs: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "fusermount3"
+    helper.write_text('#!/bin/sh\necho "$0: entry for /data/c not found in /etc/mtab" >&2\nexit 1\n')
+    helper.chmod(0o755)
+    monkeypatch.setattr(mounts, "mount_at", lambda path: mounts.Mount(path, mounts.FSTYPE, 0))
+    monkeypatch.setattr(mounts, "find_fusermount", lambda: str(helper))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    found = ckptfs("umount", "/data/c")
+    assert found.code == 1
+    assert "another user" in found.err
 
 
 @pytest.mark.fuse
