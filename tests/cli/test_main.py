@@ -17,6 +17,7 @@ import pytest
 import ckptfs as package
 from ckptfs import mounts
 from ckptfs.cli import COMMANDS
+from ckptfs.errors import MountRefused
 from tests.cli.conftest import WEIGHT, Result, safetensors_bytes
 from tests.conftest import ROOT, Mounter
 
@@ -148,16 +149,15 @@ def test_a_format_that_no_way_leads_to(ckptfs: Run, tmp_path: Path) -> None:
     assert "--src-fmt" in found.err
 
 
-def test_the_mount_of_another_user(ckptfs: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mount_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = tmp_path / "fusermount3"
     helper.write_text('#!/bin/sh\necho "$0: entry for /data/c not found in /etc/mtab" >&2\nexit 1\n')
     helper.chmod(0o755)
     monkeypatch.setattr(mounts, "mount_at", lambda path: mounts.Mount(path, mounts.FSTYPE, 0))
     monkeypatch.setattr(mounts, "find_fusermount", lambda: str(helper))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    found = ckptfs("umount", "/data/c")
-    assert found.code == 1
-    assert "another user" in found.err
+    with pytest.raises(MountRefused, match="another user"):
+        mounts.unmount("/data/c")
 
 
 @pytest.mark.fuse
