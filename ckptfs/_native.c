@@ -1,7 +1,7 @@
 /* The two loops of ckptfs that pay off in C: rows of neighbouring chunks side by side, and transposes.
  *
  * Plain C without Python's headers, called through ctypes (which gives the interpreter lock away). Everything here
- * has a twin in numpy that gives the same bytes: formats/h5_plain.py and tensors/expr.py. Callers check all sizes.
+ * has a twin in numpy that gives the same bytes: formats/h5_plain.py, formats/spans.py, tensors/elementwise.py. Callers check all sizes.
  */
 #include <errno.h>
 #include <stdint.h>

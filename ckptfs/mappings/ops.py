@@ -24,10 +24,10 @@ from ckptfs.tensors.expr import (
     RowJoin,
     RowOrder,
     RowSlice,
-    Transposed,
     closed_block,
 )
 from ckptfs.tensors.reindex import heads_to_parts, inverse, rope_pairs
+from ckptfs.tensors.transposed import Transposed
 
 Dims: TypeAlias = Mapping[str, int]
 

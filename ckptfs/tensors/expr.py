@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs.cache import TileCache, borrow, shared
+from ckptfs.cache import borrow
 from ckptfs.dtypes import DType
 from ckptfs.errors import ShapeError
 from ckptfs.formats.source import Shape, Tensor, Words, n_cols, n_elements, n_rows
@@ -25,10 +25,6 @@ Order: TypeAlias = npt.NDArray[np.int64]
 
 SCRATCH = 4 << 20
 """Bytes of intermediate data that one node holds at a time."""
-TILE = 2 << 20
-"""Bytes that are transposed at once."""
-
-_uids = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,65 +265,6 @@ class Reshaped:
 
     def read_span(self, start: int, out: Words) -> None:
         read_elements(self.source, start, out)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transposed:
-    """The transpose of a 2-d *source*.
-
-    Its rows are source columns. The source is read in tiles aligned to its own grain: a tile that a request covers
-    wholly goes straight into place, one at the edge of a request is kept in *cache*, so that the next request
-    finds the rest of it and no byte of the source is decoded twice by a sequential reader.
-    """
-
-    source: Tensor
-    cache: TileCache = field(default_factory=shared, repr=False)
-    _tile: tuple[int, int] = field(init=False, repr=False)
-    _uid: int = field(default_factory=_uids.__next__, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # Whole rows where they fit: a tile is then copied in one piece.
-        rows, cols = self.source.grain
-        high = cols * max(1, 64 // cols)
-        wide = rows * max(1, TILE // (high * rows * self.dtype.itemsize))
-        object.__setattr__(self, "_tile", (min(high, self.shape[0] or 1), min(wide, self.shape[1] or 1)))
-
-    @property
-    def dtype(self) -> DType:
-        return self.source.dtype
-
-    @property
-    def shape(self) -> Shape:
-        rows, cols = self.source.shape
-        return (cols, rows)
-
-    @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain[1], self.source.grain[0]
-
-    def read_block(self, row: int, col: int, out: Words) -> None:
-        high, wide = self._tile
-        for top in range(row // high * high, row + out.shape[0], high):
-            for left in range(col // wide * wide, col + out.shape[1], wide):
-                self._read_tile(top, left, row, col, out)
-
-    def _read_tile(self, top: int, left: int, row: int, col: int, out: Words) -> None:
-        """The part of tile (*top*, *left*) that *out*, which starts at (*row*, *col*), wants."""
-        bottom, right = min(top + self._tile[0], self.shape[0]), min(left + self._tile[1], self.shape[1])
-        r0, r1 = max(top, row), min(bottom, row + out.shape[0])
-        c0, c1 = max(left, col), min(right, col + out.shape[1])
-        target = out[r0 - row : r1 - row, c0 - col : c1 - col]
-        if (r1 - r0, c1 - c0) == (bottom - top, right - left):
-            read_transposed(self.source, c0, r0, target)
-            return
-        share = target.size / ((bottom - top) * (right - left))
-        tile = self.cache.get((self._uid, top, left), lambda: self._make(top, left, bottom, right), share)
-        target[...] = tile[r0 - top : r1 - top, c0 - left : c1 - left]
-
-    def _make(self, top: int, left: int, bottom: int, right: int) -> Words:
-        tile = np.empty((bottom - top, right - left), self.dtype.word)
-        read_transposed(self.source, left, top, tile)
-        return tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,8 +65,9 @@ def causal_mask(size: int) -> Tensor:
     """uint8 ones on and below the diagonal, shape (1, 1, size, size): the ``attn.bias`` buffer of GPT-2 models."""
 
     def fill(start: int, stop: int) -> npt.NDArray[Any]:
-        rows, cols = np.divmod(np.arange(start, stop), size)
-        return (cols <= rows).astype(np.uint8)
+        first, last = start // size, (stop - 1) // size
+        rows = np.arange(first, last + 1)[:, None] >= np.arange(size)
+        return rows.view(np.uint8).reshape(-1)[start - first * size : stop - first * size]
 
     return Made(dtype("uint8"), (1, 1, size, size), fill)
 

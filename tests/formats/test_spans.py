@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.formats import spans
-from ckptfs.tensors.expr import RowJoin, Transposed
+from ckptfs.tensors.expr import RowJoin
 from ckptfs.tensors.read import read_into
+from ckptfs.tensors.transposed import Transposed
 from tests.factories import ArrayTensor
 
 ARRAY = np.random.default_rng(3).integers(0, 1 << 16, (300, 70), np.uint16)

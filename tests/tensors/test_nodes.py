@@ -23,12 +23,12 @@ from ckptfs.tensors.expr import (
     RowJoin,
     RowOrder,
     RowSlice,
-    Transposed,
     closed_block,
 )
 from ckptfs.tensors.made import causal_mask, constant, filled, numbered, seeded_normal, seeded_uniform
 from ckptfs.tensors.read import read_into, to_bytes, to_numpy
 from ckptfs.tensors.reindex import rope_pairs
+from ckptfs.tensors.transposed import Transposed
 from tests.factories import ArrayTensor
 
 RNG = np.random.default_rng(7)
