@@ -92,6 +92,13 @@ class Index:
             shared.elsewhere,
         )
 
+    def places(self, key: str) -> tuple[int, int] | None:
+        """Where the metadata and the dataset of a usual key stand in *fields* and *records*; None for other keys."""
+        fields, record = self.metadata.get(key), self.objects.get(key)
+        if type(fields) is int and type(record) is list and len(record) == 2 and type(record[0]) is int:
+            return (fields, record[0]) if "/" not in key else None
+        return None
+
     def stored(self, key: str) -> tuple[list[str], Mapping[str, Any]] | str:
         """(names that are values, {stored name: fields}) of a flattened key; text: why there is no such thing."""
         found = self.metadata.get(key, "its metadata are missing")

@@ -13,7 +13,7 @@ from ckptfs.dtypes import DTYPES, DType
 from ckptfs.errors import SourceError
 from ckptfs.formats.h5_graph import REFUSAL, simple
 from ckptfs.formats.h5_index import H5Object, Index
-from ckptfs.formats.h5_tensors import ConstantTensor, make_tensor, stored_as, stored_dtype
+from ckptfs.formats.h5_tensors import ConstantTensor, made_alike, make_tensor, stored_as, stored_dtype
 from ckptfs.formats.raw import checked_shape
 from ckptfs.formats.source import Item
 
@@ -31,14 +31,14 @@ class Reading:
     follow: Follow
     items: dict[str, Item] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    sound: dict[object, DType] = field(default_factory=dict)
-    """Element types of tensors whose metadata and dataset agree; see `_sound_dtype`."""
+    usual: dict[tuple[int, int], Item] = field(default_factory=dict)
+    """A sound item of each kind, by the places of its metadata and its dataset in the index."""
 
 
 def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
     """One item a key, in that order. Damage and refusals stay with their key: kind ``object`` or ``link``."""
     for key in keys:
-        reading.items[key] = _item(reading, key)
+        reading.items[key] = _alike(reading, key) or _item(reading, key)
     for key in keys:
         if reading.items[key].tied_to is not None:
             reading.items[key] = tied(reading, key)
@@ -46,6 +46,26 @@ def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
         if item.reason is not None:
             reading.warnings.append(f"{item.key}: {item.reason}")
     return reading.items
+
+
+def _alike(reading: Reading, key: str) -> Item | None:
+    """The item of a key that differs from an earlier one in nothing but where its data are.
+
+    Thousands of tensors share metadata and dataset in the index: what was sound for the first one is so for all.
+    """
+    index = reading.index
+    same = index.places(key)
+    if same is None:
+        return None
+    first = reading.usual.get(same)
+    if first is not None and first.tensor is not None:
+        tensor = made_alike(first.tensor, index, key, index.objects[key][1])
+        return None if tensor is None else Item(key, first.kind, tensor=tensor)
+    n_warnings = len(reading.warnings)
+    item = _item(reading, key)
+    if item.kind in ("tensor", "array") and len(reading.warnings) == n_warnings:
+        reading.usual[same] = item
+    return item
 
 
 def _item(reading: Reading, key: str) -> Item:
@@ -127,30 +147,14 @@ def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor
         return Item(key, "link" if found and found.elsewhere else "object", reason=problem)
     if found.shape is None:
         return refused(key, "its dataset holds no data")
-    dtype = _sound_dtype(reading, key, found, fields, is_tensor)
+    dtype = _tensor_dtype(reading, key, found, fields) if is_tensor else array_dtype(found, fields)
     if isinstance(dtype, str):
         return refused(key, dtype)
+    said = fields.get("shapes")
+    if is_tensor and found.shape and said != [list(found.shape)]:
+        reading.warnings.append(f"{key}: its metadata say shape {said!r:.60}, it is shown as stored: {found.shape}")
     tensor = make_tensor(reading.index, name, found, dtype, reading.cache)
     return Item(key, "tensor" if is_tensor else "array", tensor=tensor)
-
-
-def _sound_dtype(reading: Reading, key: str, found: H5Object, fields: Fields, is_tensor: bool) -> DType | str:
-    """The element type, after warnings about what metadata and dataset do not agree in; text: why there is none.
-
-    The many tensors of one kind share both in the index: what was sound for one of them is so for all.
-    """
-    alike = id(fields), id(found.attributes), found.type, found.shape, is_tensor
-    known = reading.sound.get(alike)
-    if known is not None:
-        return known
-    n_warnings = len(reading.warnings)
-    dtype = _tensor_dtype(reading, key, found, fields) if is_tensor else array_dtype(found, fields)
-    said = fields.get("shapes")
-    if is_tensor and found.shape and said != [list(found.shape)] and not isinstance(dtype, str):
-        reading.warnings.append(f"{key}: its metadata say shape {said!r:.60}, it is shown as stored: {found.shape}")
-    if isinstance(dtype, DType) and len(reading.warnings) == n_warnings:
-        reading.sound[alike] = dtype
-    return dtype
 
 
 def array_dtype(found: H5Object, fields: Fields) -> DType | str:

@@ -117,6 +117,21 @@ def make_tensor(index: Index, name: str, found: H5Object, dtype: DType, cache: T
     return SwappedTensor(tensor) if found.type.startswith(">") else tensor
 
 
+def made_alike(tensor: Tensor, index: Index, name: str, address: object) -> Tensor | None:
+    """*tensor* as `make_tensor` would make it for a dataset *name* that differs in its address alone.
+
+    None where that is left to `make_tensor`.
+    """
+    if type(tensor) is ConstantTensor and address is None:
+        return ConstantTensor(tensor.dtype, tensor.shape, tensor.element)
+    if type(tensor) is not ChunkedTensor or type(address) is not int or not -1 <= address < 1 << 64:
+        return None
+    shape, chunk = tensor.shape, tensor.chunk
+    load = partial(_load_chunks, index.file, index.base, name, shape, chunk, address)
+    filters, fill, cache = tensor.filters, tensor.fill, tensor.cache
+    return ChunkedTensor(tensor.dtype, shape, index.file, name, chunk, filters, fill, load, cache, index.decoder)
+
+
 _checked_shape = lru_cache(maxsize=1024)(checked_shape)
 
 
