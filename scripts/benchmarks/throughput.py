@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import models
 from benchmarks.common import GB, MIB, Bench, Result, Skipped, checkpoint, llama, median, renamed, spread
-from benchmarks.mounting import cat, cat_halves, drop_cached, loopback_mount, warm
+from benchmarks.mounting import cat, cat_halves, claim_memory, drop_cached, loopback_mount, warm
 
 
 def rename_only(bench: Bench) -> Result:
@@ -81,6 +81,7 @@ def _cat_fresh(bench: Bench, source: str, converted: str, name: str, cold: bool)
     if not cold:
         for path in below:
             warm(path)
+    claim_memory(2 * sum(map(os.path.getsize, below)))
     with bench.mount(source) if name == "ckptfs" else loopback_mount(converted, bench.path("mnt")) as mount:
         if cold and not drop_cached(*below):
             return None
@@ -165,6 +166,7 @@ def two_readers(bench: Bench) -> Result:
         seconds = []
         for read in (cat, cat_halves, lambda path: cat(path, path)):
             warm(source)
+            claim_memory(2 * os.path.getsize(source))
             with bench.mount(source) as mount:
                 if not os.path.isdir(f"{mount.path}/hf"):
                     raise Skipped("the checkpoint does not tell its model; give --model and --config")
