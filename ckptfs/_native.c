@@ -1,7 +1,8 @@
-/* The two loops of ckptfs that pay off in C: rows of neighbouring chunks side by side, and transposes.
+/* The loops of ckptfs that pay off in C: rows of neighbouring chunks side by side, transposes, bfloat16 arithmetic.
  *
  * Plain C without Python's headers, called through ctypes (which gives the interpreter lock away). Everything here
- * has a twin in numpy that gives the same bytes: formats/h5_plain.py, formats/spans.py, tensors/elementwise.py. Callers check all sizes.
+ * has a twin in numpy that gives the same bytes: formats/h5_plain.py, formats/spans.py, tensors/elementwise.py.
+ * Callers check all sizes.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -13,6 +14,12 @@
 #endif
 
 typedef uint8_t byte;
+
+/* Raised with every change of a signature: a library left over from an older source must not be called. */
+int64_t ckptfs_interface(void)
+{
+    return 2;
+}
 
 /* n bytes; the widths of real chunks' rows get code without a call. */
 static inline void copy_line(byte *out, const byte *in, int64_t n)
@@ -60,15 +67,15 @@ static inline void place(const span *s, const byte *in, int64_t r, int64_t i)
 
 /* Bytes [head, head + nbytes) of rows that lie across `count` neighbouring chunks, into `out`.
  *
- * starts:  where in the file the first wanted row of each chunk lies
+ * starts:  where in the file each chunk's elements begin;  skip: bytes of each chunk before the first wanted row
  * wide:    bytes of a chunk's row;  cols: bytes of the matrix's row, at most count * wide
  * pitch:   distance of rows in `out`, which stands for the byte `head` of the first row
  * scratch: at least wide bytes; pieces of several chunks are read into it, then placed row by row, for whole
  *          cache lines of `out` are written faster than parts of them
  * Returns 0, or 1 + the offset where the file ends, or -errno.
  */
-int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t count, int64_t wide, int64_t cols, int64_t head,
-                      int64_t nbytes, byte *out, int64_t pitch, byte *scratch, int64_t scratch_nbytes)
+int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t skip, int64_t count, int64_t wide, int64_t cols,
+                      int64_t head, int64_t nbytes, byte *out, int64_t pitch, byte *scratch, int64_t scratch_nbytes)
 {
     span s = {wide, cols, head, head + nbytes, pitch, out};
     int64_t rows = (s.end + cols - 1) / cols, room = scratch_nbytes / wide;
@@ -83,7 +90,7 @@ int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t count, int64_t wide
                 if (from >= upto)
                     continue;
                 int64_t failed = read_exactly(fd, scratch + (i * n + from) * wide, (upto - from) * wide,
-                                              starts[first + i] + (top + from) * wide);
+                                              starts[first + i] + skip + (top + from) * wide);
                 if (failed)
                     return failed;
             }
@@ -91,6 +98,27 @@ int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t count, int64_t wide
                 for (int64_t i = 0; i < m; i++)
                     place(&s, scratch + (i * n + r) * wide, top + r, first + i);
         }
+    return 0;
+}
+
+/* Bytes [start, start + nbytes) of a matrix, row after row, across as many rows of chunks as they lie in.
+ *
+ * starts: where each chunk's elements begin, `count` chunks in a row;  high: rows of a chunk.  The others as in gather.
+ */
+int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t high, int64_t wide, int64_t cols,
+                           int64_t start, int64_t nbytes, byte *out, byte *scratch, int64_t scratch_nbytes)
+{
+    const int64_t band = high * cols;
+    while (nbytes > 0) {
+        int64_t inside = start % band, n = nbytes < band - inside ? nbytes : band - inside;
+        int64_t failed = ckptfs_gather(fd, starts + start / band * count, inside / cols * wide, count, wide, cols,
+                                       inside % cols, n, out, cols, scratch, scratch_nbytes);
+        if (failed)
+            return failed;
+        start += n;
+        nbytes -= n;
+        out += n;
+    }
     return 0;
 }
 

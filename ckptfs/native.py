@@ -16,13 +16,17 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
+INTERFACE = 2
+"""Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
 BFLOAT16_STEPS = ("multiply", "divide", "add")
 _Array = npt.NDArray[Any]
 _Pair = tuple[int, int]
-_SIGNATURES = {
-    "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 5, c_void_p, c_int64, c_void_p, c_int64),
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "ckptfs_interface": (),
+    "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_void_p, c_int64),
+    "ckptfs_gather_span": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_void_p, c_int64),
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "ckptfs_gather_transposed": (c_int, c_void_p, *[c_int64] * 8, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_transpose": (c_void_p, c_int64, c_void_p, *[c_int64] * 4),
@@ -39,9 +43,9 @@ def _load() -> ctypes.CDLL | None:
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, c_int64
-    except (OSError, AttributeError):  # built for another machine, or by another version
+        return library if library.ckptfs_interface() == INTERFACE else None
+    except (OSError, AttributeError):  # built for another machine, or from another version of the source
         return None
-    return library
 
 
 LIBRARY = _load()
@@ -55,16 +59,31 @@ class Truncated(Exception):
         self.offset = offset
 
 
-def gather(fd: int, starts: _Array, wide: int, cols: int, head: int, nbytes: int, out: _Array, pitch: int) -> None:
+def gather(
+    fd: int, starts: _Array, skip: int, wide: int, cols: int, head: int, nbytes: int, out: _Array, pitch: int
+) -> None:
     """Bytes ``[head, head + nbytes)`` of rows that lie across neighbouring chunks, into *out*, rows *pitch* apart.
 
-    *starts* (int64) says where the first row lies in each chunk, whose rows have *wide* bytes; rows of the matrix
-    have *cols* bytes. Raises `Truncated` and OSError.
+    *starts* (int64) says where each chunk's elements begin; *skip* bytes of each come before the first row. Rows of a
+    chunk have *wide* bytes, rows of the matrix *cols* bytes. Raises `Truncated` and OSError.
     """
     assert LIBRARY is not None
     buffer = scratch("native", max(SCRATCH, wide))
     at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
-    _check(LIBRARY.ckptfs_gather(fd, at, len(starts), wide, cols, head, nbytes, line, pitch, room, buffer.nbytes))
+    sizes = (skip, len(starts), wide, cols, head, nbytes)
+    _check(LIBRARY.ckptfs_gather(fd, at, *sizes, line, pitch, room, buffer.nbytes))
+
+
+def gather_span(fd: int, starts: _Array, count: int, high: int, wide: int, cols: int, start: int, out: _Array) -> None:
+    """As many bytes of a matrix as *out* has, from byte *start* on, in C order.
+
+    *starts* has all its chunks, *count* in a row of chunks, each of *high* rows. The rest as in `gather`.
+    """
+    assert LIBRARY is not None
+    buffer = scratch("native", max(SCRATCH, wide))
+    at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
+    sizes = (count, high, wide, cols, start, out.nbytes)
+    _check(LIBRARY.ckptfs_gather_span(fd, at, *sizes, line, room, buffer.nbytes))
 
 
 def gather_transposed(

@@ -24,6 +24,12 @@ def test_they_were_compiled_where_a_compiler_is() -> None:
     assert native.LIBRARY is not None or not (shutil.which("cc") or shutil.which("gcc"))
 
 
+@needs_library
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    assert native._load() is None
+
+
 def test_they_can_be_switched_off() -> None:
     code = "from ckptfs import native; print(native.LIBRARY)"
     found = subprocess.run(
@@ -67,7 +73,7 @@ def test_gather(
     fd = os.open(path, os.O_RDONLY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "SCRATCH", scratch)
-        native.gather(fd, starts + row * wide, wide, cols, head, end - begin, out[10:-10], cols)
+        native.gather(fd, starts, row * wide, wide, cols, head, end - begin, out[10:-10], cols)
     os.close(fd)
     assert out[10:-10].tobytes() == matrix.tobytes()[begin:end]
     assert not out[:10].any() and not out[-10:].any()
@@ -80,7 +86,7 @@ def test_a_file_that_ends_early_says_where(tmp_path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     out = np.zeros(200, np.uint8)
     with pytest.raises(native.Truncated) as e:
-        native.gather(fd, np.array([0, 900]), 10, 20, 0, 400, np.zeros(400, np.uint8), 20)
+        native.gather(fd, np.array([0, 900]), 0, 10, 20, 0, 400, np.zeros(400, np.uint8), 20)
     assert e.value.offset == 1000
     with pytest.raises(native.Truncated):
         native.gather_transposed(fd, np.array([950]), (10, 10), 1, (0, 10), (0, 10), out[:100].reshape(10, 10))

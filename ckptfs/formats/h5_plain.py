@@ -149,7 +149,7 @@ def _gather(
     wide = tensor.chunk[1] * tensor.dtype.itemsize
     pitch = out.strides[0] if out.ndim == 2 else line
     try:
-        native.gather(tensor.file.fd, offsets + row * wide, wide, line, head, out.nbytes, out, pitch)
+        native.gather(tensor.file.fd, offsets, row * wide, wide, line, head, out.nbytes, out, pitch)
     except native.Truncated as e:
         raise truncated(tensor, e.offset) from None
 
@@ -192,10 +192,6 @@ def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[An
     count = plan.table.grid[1]
     if not all_plain(tensor, plan, band * count, count):
         return False
-    if native.LIBRARY is not None:
-        size = out.itemsize
-        _gather(tensor, plan.data[band * count : (band + 1) * count], inside, cols * size, head * size, out)
-        return True
     first = int(head > 0)
     begin, end = (cols - head) * first, len(out) - tail
     whole = out[begin:end].reshape(-1, cols)
@@ -209,6 +205,21 @@ def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[An
         if left < tail:
             line, b = pieces[:, -1].reshape(-1), min(right, tail)
             out[end + left : end + b] = line[: b - left]
+    return True
+
+
+def fill_bands(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[Any]) -> bool:
+    """As `fill_span`, across any rows of chunks; False also where that is left to `fill_span`. Needs `native`."""
+    high, wide = tensor.chunk
+    cols, size, count = tensor.shape[1], out.itemsize, plan.table.grid[1]
+    first, last = start // (high * cols), (start + len(out) - 1) // (high * cols)
+    if not all_plain(tensor, plan, first * count, (last - first + 1) * count):
+        return False
+    where = (count, high, wide * size, cols * size, start * size)
+    try:
+        native.gather_span(tensor.file.fd, plan.data, *where, out)
+    except native.Truncated as e:
+        raise truncated(tensor, e.offset) from None
     return True
 
 
