@@ -2,6 +2,7 @@
 
 Hugging Face and Cerebras are connected by a family's tables (`plan`), the Cerebras releases among each other by steps
 (`upgrades`). Where the tables do not hold for a release, the way leads through the nearest one that they hold for.
+What leads from release to release is only imported where it is needed: most mounts start without.
 Reads no tensor data.
 """
 
@@ -17,7 +18,6 @@ from ckptfs.mappings import plan
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.formats import CURRENT, HF, Format
 from ckptfs.mappings.plan import View
-from ckptfs.mappings.upgrades import chain
 
 
 def make_view(
@@ -38,6 +38,8 @@ def make_view(
     """
     if src == HF or tgt == HF:
         return _with_hf(source, family, config, src, tgt, drop_unmatched)
+    from ckptfs.mappings.upgrades import chain
+
     done = chain.upgraded(source, family, config, src, tgt, dataloader=dataloader, drop_unmatched=drop_unmatched)
     tensors = plan.model_state(done.source)
     return View(family.name, src.name, tgt.name, tensors, done.config, warnings=done.warnings, state=done.source)
@@ -47,6 +49,8 @@ def config_as(
     family: Family, config: Mapping[str, Any], src: Format, tgt: Format, *, warnings: list[str] | None = None
 ) -> Mapping[str, Any]:
     """The whole *config* in another format; what a user should know is added to *warnings*. Errors as `make_view`'s."""
+    from ckptfs.mappings.upgrades import chain
+
     warnings = [] if warnings is None else warnings
     if HF not in (src, tgt):
         return chain.config_as(family, config, src, tgt, warnings)
@@ -64,6 +68,8 @@ def _with_hf(
     near = _near(family, src, tgt)
     if near in (src, tgt):
         return plan.make_view(source, family, config, src, tgt, drop_unmatched=drop_unmatched)
+    from ckptfs.mappings.upgrades import chain
+
     if tgt == HF:
         model = _model_only(source, plan.model_items(source))
         done = chain.upgraded(model, family, config, src, near, note=False, drop_unmatched=drop_unmatched)
@@ -80,6 +86,10 @@ def _near(family: Family, src: Format, tgt: Format) -> Format:
     """The Cerebras format that Hugging Face is connected with, nearest to *src* or *tgt*; `NoPath` without a way."""
     wanted = src if tgt == HF else tgt
     near = Format(min(max(wanted.release or CURRENT, family.since), family.until), family.variant)
+    if near == wanted and family.covers(near):
+        return near
+    from ckptfs.mappings.upgrades import chain
+
     if not family.covers(near) or not chain.connected(family, near, wanted):
         raise NoPath(family.name, src.name, tgt.name, f"{family.known()}; {chain.known(family)}")
     return near

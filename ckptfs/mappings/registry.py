@@ -33,8 +33,6 @@ from ckptfs.mappings.families.t5 import T5
 from ckptfs.mappings.families.vit import CLIP_VIT, VIT, VIT_HEADLESS
 from ckptfs.mappings.family import Family
 from ckptfs.mappings.table import SIDES
-from ckptfs.mappings.upgrades.families import steps_of
-from ckptfs.mappings.upgrades.steps import formats_of
 
 _ALIASES = {
     "llama": ("llamaV2", "code-llama", "wizardlm"),
@@ -129,6 +127,9 @@ def entries(model: str | None = None) -> list[Entry]:
 
 
 def _entries(f: Family) -> Iterator[Entry]:
+    from ckptfs.mappings.upgrades.families import steps_of
+    from ckptfs.mappings.upgrades.steps import formats_of
+
     releases = formats_of(steps_of(f))
     if f.hf_side:
         variants = [step for step in steps_of(f) if step.old.variant or not f.variant]
@@ -138,6 +139,9 @@ def _entries(f: Family) -> Iterator[Entry]:
 
 def describe(name: str) -> dict[str, Any]:
     """The family's tables as plain data, for ``ckptfs list MODEL --json``."""
+    from ckptfs.mappings.upgrades.families import steps_of
+    from ckptfs.mappings.upgrades.steps import formats_of
+
     f = family(name)
     return {
         "model": f.name,
