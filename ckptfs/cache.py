@@ -161,9 +161,9 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    for parameter, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 1 << 30), (_ARENA_MAX, 1)):
+    for parameter, value in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 1 << 30), (_ARENA_MAX, 1)):
         mallopt(parameter, value)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""Numbers of <malloc.h>."""
+"""Numbers of <malloc.h>; 32 MiB is the most that all versions take for the first."""
