@@ -83,9 +83,10 @@ class ChunkedTensor:
             read_blocks(self, start, out)
             return
         plan = self._plan or self._make_plan()
-        if native.LIBRARY is not None and len(out) and h5_plain.fill_bands(self, plan, start, out):
-            return
         cols, done = self.shape[1], 0
+        several = start // cols < (start + len(out) - 1) // cols  # a part of one row needs few of the row's chunks
+        if several and native.LIBRARY is not None and h5_plain.fill_bands(self, plan, start, out):
+            return
         band = self.chunk[0] * cols
         while done < len(out):
             n = min(len(out) - done, band - (start + done) % band)
