@@ -134,22 +134,18 @@ def fill_rows(tensor: ChunkedTensor, plan: Plan, row: int, first: int, out: npt.
     if not all_plain(tensor, plan, at, count):
         return False
     if native.LIBRARY is not None and native.has_plain_rows(out):
-        line = out.shape[1] * out.itemsize
-        _gather(tensor, plan.data[at : at + count], inside, line, 0, out)
+        _gather(tensor, plan.data[at : at + count], inside, out)
         return True
     for i, pieces in _bands(tensor, plan.data[at : at + count], inside, len(out)):
         _place(pieces, out[:, i * wide : (i + len(pieces)) * wide])
     return True
 
 
-def _gather(
-    tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], row: int, line: int, head: int, out: npt.NDArray[Any]
-) -> None:
-    """Fill *out* from chunks at *offsets*: lines of *line* bytes from *row* on, the first from its byte *head* on."""
-    wide = tensor.chunk[1] * tensor.dtype.itemsize
-    pitch = out.strides[0] if out.ndim == 2 else line
+def _gather(tensor: ChunkedTensor, offsets: npt.NDArray[np.int64], row: int, out: npt.NDArray[Any]) -> None:
+    """Fill the rows of *out* from neighbouring chunks at *offsets*, whose row *row* is the first."""
+    wide, line = tensor.chunk[1] * tensor.dtype.itemsize, out.shape[1] * out.itemsize
     try:
-        native.gather(tensor.file.fd, offsets, row * wide, wide, line, head, out.nbytes, out, pitch)
+        native.gather(tensor.file.fd, offsets, row * wide, wide, line, 0, out.nbytes, out, out.strides[0])
     except native.Truncated as e:
         raise truncated(tensor, e.offset) from None
 
