@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 import ckptfs
 from ckptfs.convert import outputs, write_outputs
-from tests.conftest import ROOT, Mounter
+from tests.conftest import Mounter, run_module
 from tests.mount.component_models import MODELS
 from tests.mount.test_transformers import transformers_major
 
@@ -29,10 +28,7 @@ MADE += ("mm_projector.2.bias",)
 """What ckptfs makes, and transformers' own classes have no place for."""
 
 
-def run(*args: object) -> None:
-    command = [sys.executable, "-m", "tests.mount.component_models", *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+run = partial(run_module, "tests.mount.component_models")
 
 
 @pytest.fixture(scope="module")

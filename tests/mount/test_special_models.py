@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 import ckptfs
 from ckptfs.convert import outputs, write_outputs
-from tests.conftest import ROOT, Mounter
+from tests.conftest import Mounter, run_module
 from tests.mount.special_models import MODELS
 from tests.mount.test_transformers import transformers_major
 
@@ -22,11 +21,7 @@ pytestmark = [
 ]
 
 
-def run(*args: object) -> None:
-    """`tests.mount.special_models` in a process of its own: a hung mount must not hang the tests."""
-    command = [sys.executable, "-m", "tests.mount.special_models", *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+run = partial(run_module, "tests.mount.special_models")
 
 
 @pytest.fixture(scope="module")

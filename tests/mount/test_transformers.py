@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import pytest
 import ckptfs
 from ckptfs.convert import outputs, write_outputs
 from ckptfs.mappings.registry import FAMILIES
-from tests.conftest import ROOT, Mounter
+from tests.conftest import Mounter, run_module
 from tests.mount import component_models, special_models
 from tests.mount.forks import Command
 from tests.mount.tiny_models import MODELS
@@ -64,11 +63,7 @@ def test_every_model_that_transformers_knows_is_loaded() -> None:
     assert known - tested == {*OWN_CODE, *NO_MODEL}
 
 
-def run(*args: object) -> None:
-    """`tests.mount.tiny_models` in a process of its own: a hung mount must not hang the tests."""
-    command = [sys.executable, "-m", "tests.mount.tiny_models", *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+run = partial(run_module, "tests.mount.tiny_models")
 
 
 def release(family: str) -> str:
