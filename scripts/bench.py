@@ -55,7 +55,7 @@ def measure_names(context: click.Context, parameter: click.Parameter, text: str 
 )
 @click.option("--converter", metavar="PYTHON", help="Python that has the public converter, for P4.")
 @click.option("--cstorch", metavar="PYTHON", help="Python that has cerebras_pytorch, for P4.")
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Repeats of each comparison.")
+@click.option("--runs", type=click.IntRange(1), default=5, show_default=True, help="Repeats of each comparison.")
 @click.option("--keep", is_flag=True, help="Leave what was made.")
 def main(
     json_file: str | None,

@@ -33,7 +33,7 @@ if [ ! -e /dev/fuse ]; then
 fi
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { say "ckptfs needs Python 3.10 or newer; python3 is $(python3 --version)"; exit 4; }
 
-stamp=".venv/.ckptfs-$(echo "$extras" | tr ',' '-')-$(cat pyproject.toml scripts/setup.sh ckptfs/_native.c | sha256sum | cut -c1-16)"
+stamp=".venv/.ckptfs-$(echo "$extras" | tr ',' '-')-$(cat pyproject.toml scripts/setup.sh ckptfs/_c/* | sha256sum | cut -c1-16)"
 if [ ! -e "$stamp" ]; then
     [ -x .venv/bin/python ] || python3 -m venv .venv
     pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
@@ -46,5 +46,7 @@ if [ ! -e "$stamp" ]; then
     esac
     say "Installing ckptfs[$extras] …"
     pip install -e ".[$extras]"
+    # As pip does for packages that it copies: a mount is ready a third sooner when nothing is left to compile.
+    .venv/bin/python -m compileall -q ckptfs
     touch "$stamp"
 fi

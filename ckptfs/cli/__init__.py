@@ -88,6 +88,8 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """The command ``ckptfs``: run it and exit with its code."""
+    # numpy's linear algebra, not used here, starts threads that spin for a while beside the indexing processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run(args))
 
 

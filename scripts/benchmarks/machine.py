@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import ckptfs
 from ckptfs.fuse import find_libfuse, libfuse_version
 
 
@@ -38,6 +40,8 @@ def work_folder(given: str | None, keep: bool) -> Iterator[str]:
     base = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
     folder = os.path.abspath(given) if given else tempfile.mkdtemp(prefix="ckptfs-bench-", dir=base)
     os.makedirs(folder, exist_ok=True)
+    # Installed packages are compiled; those of a checkout may not be, where PYTHONDONTWRITEBYTECODE is set.
+    compileall.compile_dir(Path(ckptfs.__file__).parent, quiet=2)
     os.environ["XDG_STATE_HOME"] = os.path.join(folder, "state")  # logs of the mounts
     try:
         yield folder

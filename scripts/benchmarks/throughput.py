@@ -101,12 +101,16 @@ def own_reader(bench: Bench) -> Result:
     more: dict[str, Any] = {}
     ratios: dict[str, list[float]] = {}
     for name, source in sources.items():
-        warm(source)
-        rates: dict[str, list[float]] = {"ckptfs": [], "h5py into one array": [], "h5py": []}
+        ways = {
+            "h5py into one array": lambda path: _read_h5py(path, reuse=True),
+            "ckptfs": _read_own,
+            "h5py": lambda path: _read_h5py(path, reuse=False),
+        }
+        rates: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(bench.runs):
-            rates["h5py into one array"].append(_read_h5py(source, reuse=True))
-            rates["ckptfs"].append(_read_own(source))
-            rates["h5py"].append(_read_h5py(source, reuse=False))
+            for way, read in ways.items():
+                warm(source)  # each time: some kernels give cached pages back within seconds
+                rates[way].append(read(source))
         pairs = zip(rates["ckptfs"], rates["h5py into one array"], strict=True)
         ratios[name] = [own / theirs for own, theirs in pairs]
         ratio = {"ratio": median(ratios[name]), "runs": ratios[name]}
