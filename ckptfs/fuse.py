@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import itertools
 import logging
 import os
@@ -19,7 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfs.errors import CkptfsError, MountError
+from ckptfs import callbacks, native
+from ckptfs.errors import MountError
+from ckptfs.layouts.extent import File
+from ckptfs.layouts.reader import Reader
 from ckptfs.stats import Stats, log_on_signal
 from ckptfs.tree.node import Entry, Folder, Leaf, Link, Tree, stable_ino
 
@@ -30,6 +32,8 @@ SONAMES = ("libfuse3.so.3", "libfuse3.so.4", "libfuse3.so")
 FOREVER_S = 86400.0
 """How long the kernel keeps names and attributes of a tree that never changes."""
 LEAST_VERSION = (3, 2)
+LEAST_FOR_C = 16 << 10
+"""Files from this size on (bytes) are read by C code: getting ready for that takes longer than reading a small one."""
 
 _FILL_DIR_PLUS = 1 << 1
 _READDIR_PLUS = 1 << 0
@@ -44,8 +48,8 @@ _RESULTS = {1: "bad mount options", 3: "libfuse refused its options", 4: "the ke
 class MountOptions:
     """What a mount looks like to the system. Sizes in bytes."""
 
-    threads: int = 2
-    """Threads that answer the kernel. Two overlap reading with the kernel's copying; more fight for Python's lock."""
+    threads: int = field(default_factory=lambda: default_threads())
+    """Threads that answer the kernel."""
     uid: int = field(default_factory=os.getuid)
     gid: int = field(default_factory=os.getgid)
     umask: int = 0
@@ -62,6 +66,11 @@ class MountOptions:
     """Counts requests, when given; SIGUSR1 logs it."""
     extra: tuple[str, ...] = ()
     """More options for libfuse, such as ``noexec``."""
+
+
+def default_threads() -> int:
+    """Two overlap reading with the kernel's copying. More fight for Python's lock, unless C reads without it."""
+    return 2 if native.LIBRARY is None else max(2, min(4, len(os.sched_getaffinity(0))))
 
 
 def load_binding() -> Any:
@@ -120,7 +129,7 @@ def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable
         *(a.encode("utf-8", "surrogateescape") for a in _arguments(binding, options)),
         os.fsencode(mountpoint),
     ]
-    operations = _operations(binding, adapter, options.stats)
+    operations = callbacks.operations(binding, adapter, options.stats)
     # libfuse wants the first two at default; the third, meant for a mount with statistics, would kill one without.
     wanted = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
     kept = {number: signal.signal(number, handler) for number, handler in wanted.items()}
@@ -166,7 +175,7 @@ class Adapter:
         self._on_start = on_start
         self._binding = binding
         self._handles: dict[int, Any] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1, 2)  # odd: addresses are even
         self._stats = {kind: self._template(mode) for kind, mode in _MODES.items()}
         self._view = ctypes.pythonapi.PyMemoryView_FromMemory
         self._view.restype = ctypes.py_object
@@ -211,7 +220,12 @@ class Adapter:
             raise OSError(errno.EISDIR if isinstance(entry, Folder) else errno.ELOOP, "not a file")
         info.keep_cache = 1
         info.direct_io = 1 if entry.live or info.flags & os.O_DIRECT else 0
-        info.fh = self._keep((entry.live() if entry.live else entry.file).read_into)
+        file = entry.live() if entry.live else entry.file
+        if native.LIBRARY is not None and isinstance(file, File) and file.size >= LEAST_FOR_C:
+            reader = Reader(file)
+            info.fh = self._keep(reader.read_into, reader.address)
+        else:
+            info.fh = self._keep(file.read_into)
         return 0
 
     def read(self, path: bytes, out: Any, size: int, offset: int, fi: Any) -> int:
@@ -278,8 +292,8 @@ class Adapter:
             raise OSError(errno.ENOENT, "no such entry")
         return entry
 
-    def _keep(self, what: Any) -> int:
-        number = next(self._numbers)
+    def _keep(self, what: Any, number: int = 0) -> int:
+        number = number or next(self._numbers)
         self._handles[number] = what
         return number
 
@@ -324,71 +338,3 @@ def _reply(value: bytes, out: Any, size: int) -> int:
         raise OSError(errno.ERANGE, "buffer too small")
     ctypes.memmove(out, value, len(value))
     return len(value)
-
-
-def _operations(binding: Any, adapter: Adapter, stats: Stats | None) -> Any:
-    """libfuse's table of callbacks. What the adapter lacks stays empty: the kernel then does it by itself (locks)."""
-    operations = binding.fuse_operations()
-    for name, prototype in binding.fuse_operations._fields_:
-        method = getattr(adapter, name, None)
-        if method is not None:
-            answer = _answering(method)
-            if stats is not None and name != "init":
-                answer = stats.counted(name, answer)
-            setattr(operations, name, prototype(answer))
-    return operations
-
-
-def _answering(method: Callable[..., int]) -> Callable[..., int]:
-    """*method* with its errors as negative errno values, each logged once."""
-
-    @functools.wraps(method)
-    def answer(*args: Any) -> int:
-        _keep_thread_state()
-        try:
-            return method(*args)
-        except CkptfsError as exc:
-            _log_once(f"{os.fsdecode(args[0] or b'')}: {exc}")
-            return -exc.errno
-        except OSError as exc:
-            if exc.errno not in _EXPECTED:
-                _log_once(f"{os.fsdecode(args[0] or b'')}: {exc}")
-            return -(exc.errno or errno.EIO)
-        except Exception:
-            log.exception("unexpected error in %s", method.__name__)
-            return -errno.EIO
-
-    return answer
-
-
-_EXPECTED = frozenset(
-    {errno.ENOENT, errno.ENODATA, errno.ERANGE, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL}
-)
-_logged: dict[str, int] = {}
-
-
-def _log_once(message: str) -> None:
-    """Log the first occurrence of a message, then its tenth, hundredth, …: a damaged chunk is read many times."""
-    if len(_logged) > 1000:
-        _logged.clear()
-    n = _logged[message] = _logged.get(message, 0) + 1
-    if str(n).rstrip("0") == "1":
-        log.error("%s%s", message, f" ({n} times)" if n > 1 else "")
-
-
-class _ThreadMark(threading.local):
-    kept = False
-
-
-_thread = _ThreadMark()
-
-
-def _keep_thread_state() -> None:
-    """Let this libfuse thread keep its Python state between callbacks.
-
-    ctypes makes a state at each callback of a foreign thread and throws it away afterwards, and with it the
-    thread's scratch buffers. One more reference, never given back, keeps both.
-    """
-    if not _thread.kept:
-        ctypes.pythonapi.PyGILState_Ensure()
-        _thread.kept = True

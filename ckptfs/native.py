@@ -1,4 +1,4 @@
-"""The C loops of ``_native.c``, where a compiler was there at installation.
+"""The C loops of ``_c/``, where a compiler was there at installation.
 
 Without them numpy does the same work in more calls. ``CKPTFS_PURE_PYTHON=1`` in the environment does without.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 2
+INTERFACE = 3
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
@@ -25,6 +25,9 @@ _Array = npt.NDArray[Any]
 _Pair = tuple[int, int]
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_interface": (),
+    "ckptfs_read": (c_void_p, c_int64, c_int64, c_void_p),
+    "ckptfs_give_part": (c_void_p, c_int64, c_void_p),
+    "ckptfs_serve": (c_void_p, c_int64),
     "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_gather_span": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_void_p, c_int64),
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),

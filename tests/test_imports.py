@@ -15,16 +15,18 @@ import ckptfs
 
 ROOT = Path(ckptfs.__file__).parent
 BASE = ["errors", "dtypes"]
-EVERYTHING_BELOW = [*BASE, "cache", "native", "formats*", "tensors*", "mappings*", "layouts*", "legacy*"]
+EVERYTHING_BELOW = [*BASE, "cache", "native", "nodes", "formats*", "tensors*", "mappings*", "layouts*", "legacy*"]
 MAY_IMPORT = {
     "errors": [],
     "dtypes": [],
     "cache": BASE,
     "native": ["cache"],
+    "nodes": ["native"],
     "formats.h5_graph": [*BASE, "formats.source", "tensors.elementwise"],  # a reader that has to compute
-    "formats*": [*BASE, "cache", "native", "formats*"],
-    "tensors*": [*BASE, "cache", "native", "tensors*", "formats.source", "formats.spans"],
+    "formats*": [*BASE, "cache", "native", "nodes", "formats*"],
+    "tensors*": [*BASE, "cache", "native", "nodes", "tensors*", "formats.source", "formats.spans"],
     "mappings*": [*BASE, "tensors*", "mappings*", "formats.source"],
+    "layouts.reader": ["errors", "nodes", "formats.spans", "layouts.extent"],
     "layouts*": [*BASE, "cache", "tensors*", "layouts*", "formats.source"],
     "tree*": [*BASE, "cache", "tensors*", "mappings*", "layouts*", "formats*", "tree*"],
     "legacy*": EVERYTHING_BELOW,
@@ -38,7 +40,8 @@ MAY_IMPORT = {
     "loading": [*EVERYTHING_BELOW, "api"],
     "saving": [*EVERYTHING_BELOW, "api", "write"],
     "stats": ["cache", "layouts.extent", "tree.node"],
-    "fuse": ["errors", "stats", "tree*", "layouts.extent"],
+    "callbacks": ["errors", "native", "stats"],
+    "fuse": ["errors", "native", "callbacks", "stats", "tree*", "layouts.extent", "layouts.reader"],
     "environment": ["errors", "fuse", "mounts", "native"],
     "mounts": ["errors"],
     "daemon": ["errors", "cache", "tree*", "fuse", "mounts", "environment"],

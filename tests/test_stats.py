@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckptfs import fuse, stats
+from ckptfs import callbacks, fuse, stats
 from ckptfs.layouts.extent import file_of
 from ckptfs.stats import FILE_NBYTES, Stats, stats_file, with_stats
 from ckptfs.tree.node import Folder, Leaf, Tree
@@ -51,7 +51,7 @@ def test_the_file_has_room_for_the_largest_figures() -> None:
     counts = found._own()
     kinds = [name for name, _ in fuse.load_binding().fuse_operations._fields_ if hasattr(fuse.Adapter, name)]
     counts.requests.update(dict.fromkeys(kinds, HUGE))
-    counts.errors.update(dict.fromkeys([*fuse._EXPECTED, errno.EIO, errno.EACCES, errno.EPERM], HUGE))
+    counts.errors.update(dict.fromkeys([*callbacks._EXPECTED, errno.EIO, errno.EACCES, errno.EPERM], HUGE))
     counts.sizes.update(dict.fromkeys(range(21), HUGE))  # a request is at most 1 MiB
     counts.replied, counts.seconds = HUGE, 1e9 + 1 / 3
     file = stats_file(found)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs import native
+from ckptfs import native, nodes
 from ckptfs.cache import TileCache, scratch
 from ckptfs.dtypes import DType
 from ckptfs.errors import CorruptChunk
@@ -29,6 +29,7 @@ from ckptfs.formats.h5_plain import ENCODED, MISSING, PLAIN, UNKNOWN, Plan
 from ckptfs.formats.raw import OpenFile
 from ckptfs.formats.source import Shape, Words
 from ckptfs.formats.spans import read_blocks
+from ckptfs.nodes import Node
 
 MAX_DECODED = 256 << 20
 """Largest chunk that is decoded, in bytes."""
@@ -108,6 +109,15 @@ class ChunkedTensor:
                 return False
             done += n
         return True
+
+    def node(self) -> Node | None:
+        """As `nodes` says: of matrices, and of vectors, whose chunks lie side by side in one row."""
+        if len(self.shape) not in (1, 2) or 0 in self.shape:
+            return None
+        plan, size = self._plan or self._make_plan(), self.dtype.itemsize
+        high, wide = self.chunk if len(self.shape) == 2 else (1, self.chunk[0])
+        places = plan.data, plan.table.offsets, plan.states
+        return nodes.tiles(self.file.fd, *places, (high, wide * size), self.shape[-1] * size, plan.table.grid[-1])
 
     @property
     def _is_tiled(self) -> bool:

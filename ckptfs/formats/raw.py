@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs import nodes
 from ckptfs.cache import scratch
 from ckptfs.dtypes import DType
 from ckptfs.errors import CorruptChunk, CorruptHeader, SourceError, UsageError
 from ckptfs.formats.source import Shape, Words, n_cols
+from ckptfs.nodes import Node
 
 MAX_JSON_VALUES = 3_000_000
 """Containers and commas in one JSON text. Three bytes can ask for a hundred in memory; a header of 100,000 tensors
@@ -165,6 +167,10 @@ class FileTensor:
             _read_lines(self, start, self.strides[1] * size, out.T)
         else:
             _gather(self, row, col, out)
+
+    def node(self) -> Node | None:
+        """As `nodes` says: of a tensor in C order."""
+        return nodes.stored(self.fd, self.offset) if self.strides is None else None
 
 
 def _column_major(tensor: FileTensor) -> bool:

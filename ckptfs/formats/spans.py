@@ -2,6 +2,7 @@
 
 A tensor may have a ``read_span(start, out)`` of its own, where it knows a better way than rectangles, and a
 ``read_transposed(row, col, out)`` that fills ``out[c, r]`` with its elements ``(row + r, col + c)``, or says False.
+One that only moves bytes may have a ``node()``, too (see `nodes`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ckptfs import native
 from ckptfs.cache import borrow
 from ckptfs.formats.source import Tensor, n_cols
+from ckptfs.nodes import Node
 
 PIECE = 8 << 20
 """Bytes evaluated at once when a whole tensor is read; bounds every node's scratch memory."""
@@ -105,6 +107,13 @@ def read_blocks(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
             n = n_whole * cols
             tensor.read_block(row, 0, out[done : done + n].reshape(n_whole, cols))
         done += n
+
+
+def node_of(tensor: Tensor) -> Node | None:
+    """The node of its bytes, None where it has none. May read chunk tables, and raise what that raises."""
+    own = getattr(tensor, "node", None)
+    found: Node | None = own() if own is not None else None
+    return found
 
 
 def read_transposed(tensor: Tensor, row: int, col: int, out: npt.NDArray[Any]) -> None:

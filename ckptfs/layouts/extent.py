@@ -33,7 +33,7 @@ class File:
         """Fill *out* from *offset* on; how many bytes there were (fewer at the end of the file, 0 past it)."""
         n = max(0, min(len(out), self.size - offset))
         done = 0
-        i = bisect_right(self.starts, offset) - 1
+        i = self.body_at(offset)
         while done < n:
             at = offset + done - self.starts[i]
             take = min(n - done, self.starts[i + 1] - self.starts[i] - at)
@@ -46,6 +46,10 @@ class File:
                 done += take
             i += 1
         return n
+
+    def body_at(self, offset: int) -> int:
+        """Which body the byte at *offset* stands in; empty ones before it are passed over."""
+        return bisect_right(self.starts, offset) - 1
 
 
 def file_of(bodies: Iterable[Body]) -> File:

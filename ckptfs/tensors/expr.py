@@ -15,11 +15,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs import nodes
 from ckptfs.cache import borrow
 from ckptfs.dtypes import DType
 from ckptfs.errors import ShapeError
 from ckptfs.formats.source import Shape, Tensor, Words, n_cols, n_elements, n_rows
-from ckptfs.formats.spans import read_elements, read_transposed
+from ckptfs.formats.spans import node_of, read_elements, read_transposed
+from ckptfs.nodes import Node
 
 Order: TypeAlias = npt.NDArray[np.int64]
 
@@ -55,6 +57,10 @@ class RowOrder:
     @property
     def grain(self) -> tuple[int, int]:
         return max(self.block, self.source.grain[0]), self.source.grain[1]
+
+    def node(self) -> Node | None:
+        cols = n_cols(self.shape) * self.dtype.itemsize
+        return nodes.ordered(node_of(self.source), self.order, self.block, cols) if cols else None
 
     def read_block(self, row: int, col: int, out: Words) -> None:
         stop = row + out.shape[0]
@@ -139,6 +145,10 @@ class RowSlice:
         read_transposed(self.source, self.start + row, col, out)
         return True
 
+    def node(self) -> Node | None:
+        row = n_cols(self.shape) * self.dtype.itemsize
+        return nodes.part(node_of(self.source), self.start * row)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowJoin:
@@ -184,6 +194,11 @@ class RowJoin:
             if first < last:
                 read_transposed(source, first - start, col, out[:, first - row : last - row])
         return True
+
+    def node(self) -> Node | None:
+        row = n_cols(self.shape) * self.dtype.itemsize
+        starts = tuple(start * row for start in self._starts)
+        return nodes.joined([node_of(source) for source in self.sources], starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,6 +280,9 @@ class Reshaped:
 
     def read_span(self, start: int, out: Words) -> None:
         read_elements(self.source, start, out)
+
+    def node(self) -> Node | None:
+        return node_of(self.source)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

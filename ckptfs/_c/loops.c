@@ -4,8 +4,9 @@
  * has a twin in numpy that gives the same bytes: formats/h5_plain.py, formats/spans.py, tensors/elementwise.py.
  * Callers check all sizes.
  */
+#include "native.h"
+
 #include <errno.h>
-#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,12 +14,10 @@
 #include <emmintrin.h>
 #endif
 
-typedef uint8_t byte;
-
 /* Raised with every change of a signature: a library left over from an older source must not be called. */
 int64_t ckptfs_interface(void)
 {
-    return 2;
+    return 3;
 }
 
 /* n bytes; the widths of real chunks' rows get code without a call. */
@@ -32,8 +31,7 @@ static inline void copy_line(byte *out, const byte *in, int64_t n)
     }
 }
 
-/* 0, or 1 + the offset where the file ends, or -errno. */
-static int64_t read_exactly(int fd, byte *out, int64_t n, int64_t offset)
+int64_t ckptfs_read_exactly(int fd, byte *out, int64_t n, int64_t offset)
 {
     while (n > 0) {
         ssize_t got = pread(fd, out, (size_t)n, (off_t)offset);
@@ -89,7 +87,7 @@ int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t skip, int64_t count
                 int64_t upto = top + n == rows && (rows - 1) * cols + left >= s.end ? n - 1 : n;
                 if (from >= upto)
                     continue;
-                int64_t failed = read_exactly(fd, scratch + (i * n + from) * wide, (upto - from) * wide,
+                int64_t failed = ckptfs_read_exactly(fd, scratch + (i * n + from) * wide, (upto - from) * wide,
                                               starts[first + i] + skip + (top + from) * wide);
                 if (failed)
                     return failed;
@@ -130,8 +128,6 @@ static uint64_t big_endian(const byte *in, int n)
     return value;
 }
 
-enum { UNKNOWN, PLAIN, ENCODED };
-
 /* Find out about every `step`-th LZ4 chunk, each at its offset and of the size of a plain one of `nbytes`.
  *
  * Those whose state is known are left alone. Returns as gather.
@@ -142,7 +138,7 @@ int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int
     for (int64_t i = 0; i < n; i += step) {
         if (states[i] != UNKNOWN)
             continue;
-        int64_t failed = read_exactly(fd, head, sizeof head, offsets[i]);
+        int64_t failed = ckptfs_read_exactly(fd, head, sizeof head, offsets[i]);
         if (failed)
             return failed;
         uint64_t total = big_endian(head, 8), block = big_endian(head + 8, 4), stored = big_endian(head + 12, 4);
@@ -263,7 +259,7 @@ int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t count, i
         int64_t upto = row + rows < (i + 1) * high ? row + rows - i * high : high;
         for (int64_t top = from; top < upto; top += room) {
             int64_t n = upto - top < room ? upto - top : room;
-            int64_t failed = read_exactly(fd, scratch, n * wide, starts[i] + top * wide);
+            int64_t failed = ckptfs_read_exactly(fd, scratch, n * wide, starts[i] + top * wide);
             if (failed)
                 return failed;
             ckptfs_transpose(scratch + col * size, wide, out + (i * high + top - row) * size, pitch, n, cols, size);

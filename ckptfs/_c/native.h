@@ -1,0 +1,18 @@
+/* What the C files share. Every exported function begins with ckptfs_; native.py says what it is given. */
+#ifndef CKPTFS_NATIVE_H
+#define CKPTFS_NATIVE_H
+
+#define _FILE_OFFSET_BITS 64
+#include <stdint.h>
+
+typedef uint8_t byte;
+
+enum { UNKNOWN, PLAIN, ENCODED, MISSING }; /* what is known of a chunk, as in formats/h5_plain.py */
+
+/* 0, or 1 + the offset where the file ends, or -errno. */
+int64_t ckptfs_read_exactly(int fd, byte *out, int64_t n, int64_t offset);
+int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t high, int64_t wide, int64_t cols,
+                           int64_t start, int64_t nbytes, byte *out, byte *scratch, int64_t scratch_nbytes);
+int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states);
+
+#endif

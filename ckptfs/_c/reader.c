@@ -1,0 +1,219 @@
+/* Requests of the kernel answered without Python: a file's bytes from a tree of nodes that `layouts/reader.py` makes.
+ *
+ * A node stands for a run of bytes: text, a part of a file, a tensor in plain chunks, or others joined, cut and put in
+ * order. Whatever needs more (decoding, arithmetic, a message about damage) is left to Python, which gives the same bytes
+ * for the same request.
+ */
+#include "native.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+enum { TEXT, STORED, TILES, PART, ORDER, JOIN };
+enum { SCRATCH = 1 << 18, MOST_ORDERED = 8 << 20 };
+
+/* One structure for all kinds, the twin of nodes.Node. All sizes and positions in bytes, but for rows and chunks. */
+typedef struct node {
+    int64_t kind, fd;
+    const byte *text;            /* TEXT */
+    const int64_t *starts;       /* TILES: where each chunk's elements begin;  JOIN: of each part, and the end */
+    const int64_t *offsets;      /* TILES: where each chunk begins */
+    byte *states;                /* TILES */
+    const int64_t *order;        /* ORDER: which row of `part` stands in each row */
+    const struct node *part;     /* PART, ORDER */
+    const struct node **parts;   /* JOIN: NULL for those that are left to Python */
+    int64_t shift;               /* STORED: position in the file;  PART: in `part` */
+    int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows that move together */
+    int64_t high, wide;          /* TILES: a chunk's rows, and its row */
+    int64_t cols;                /* TILES, ORDER: the matrix's row */
+    int64_t nbytes;              /* TILES: of a chunk */
+} node;
+
+static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch);
+
+/* Whether all chunks of [first, end) are plain; looks at those not looked at before. */
+static int all_plain(const node *of, int64_t first, int64_t end)
+{
+    for (int pass = 0;; pass++) {
+        int known = 1;
+        for (int64_t i = first; i < end; i++) {
+            if (of->states[i] != PLAIN && of->states[i] != UNKNOWN)
+                return 0;
+            known &= of->states[i] == PLAIN;
+        }
+        if (known || pass)
+            return known;
+        if (ckptfs_look((int)of->fd, of->offsets + first, end - first, 1, of->nbytes, of->states + first))
+            return 0;
+    }
+}
+
+static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+{
+    int64_t row = start / of->cols, last = (start + nbytes - 1) / of->cols;
+    int64_t first = row / of->high * of->n, end = (last / of->high + 1) * of->n;
+    if (row == last) { /* a part of one row lies in few of its chunks */
+        end = first + (start + nbytes - 1) % of->cols / of->wide + 1;
+        first += start % of->cols / of->wide;
+    }
+    return all_plain(of, first, end) && !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide,
+                                                               of->cols, start, nbytes, out, scratch, SCRATCH);
+}
+
+static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, byte *scratch)
+{
+    const int64_t *order = of->order + row;
+    int64_t low = order[0], high = order[0], run = 1;
+    while (run < rows && order[run] == order[0] + run)
+        run++;
+    if (run == rows)
+        return fill(of->part, order[0] * of->cols, rows * of->cols, out, scratch);
+    for (int64_t i = 1; i < rows; i++) {
+        low = order[i] < low ? order[i] : low;
+        high = order[i] > high ? order[i] : high;
+    }
+    if ((high - low + 1) * of->cols > MOST_ORDERED)
+        return 0;
+    byte *found = malloc((size_t)((high - low + 1) * of->cols));
+    int done = found && fill(of->part, low * of->cols, (high - low + 1) * of->cols, found, scratch);
+    for (int64_t i = 0; done && i < rows; i++)
+        memcpy(out + i * of->cols, found + (order[i] - low) * of->cols, (size_t)of->cols);
+    free(found);
+    return done;
+}
+
+/* Rows in blocks that each come from neighbouring rows; the blocks that neighbour each other there, too, go together. */
+static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+{
+    while (nbytes > 0) {
+        int64_t row = start / of->cols, inside = start % of->cols, n = of->cols - inside;
+        if (inside || nbytes < n) { /* a part of a row */
+            n = nbytes < n ? nbytes : n;
+            if (!fill(of->part, of->order[row] * of->cols + inside, n, out, scratch))
+                return 0;
+        } else {
+            int64_t rows = nbytes / of->cols, end = (row / of->n + 1) * of->n;
+            while (of->n == 1 && end < row + rows && of->order[end] == of->order[end - 1] + 1)
+                end++;
+            rows = end - row < rows ? end - row : rows;
+            n = rows * of->cols;
+            if (!fill_rows(of, row, rows, out, scratch))
+                return 0;
+        }
+        start += n;
+        nbytes -= n;
+        out += n;
+    }
+    return 1;
+}
+
+/* The last part of a JOIN that starts at or before a position. */
+static int64_t part_at(const node *of, int64_t position)
+{
+    int64_t low = 0, high = of->n;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (of->starts[middle] <= position)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static const node *part_of(const node *of, int64_t i)
+{
+    return __atomic_load_n(&of->parts[i], __ATOMIC_ACQUIRE);
+}
+
+/* How many of the bytes from `start` on there are before a part that is left to Python, or the end. */
+static int64_t fill_joined(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+{
+    int64_t done = 0;
+    for (int64_t i = part_at(of, start); done < nbytes && i < of->n; i++) {
+        int64_t at = start + done - of->starts[i], n = of->starts[i + 1] - of->starts[i] - at;
+        n = n < nbytes - done ? n : nbytes - done;
+        if (n <= 0)
+            continue;
+        const node *part = part_of(of, i);
+        if (!part || !fill(part, at, n, out + done, scratch))
+            break;
+        done += n;
+    }
+    return done;
+}
+
+/* Whether no part of these bytes is known to be left to Python. */
+static int has_parts(const node *of, int64_t start, int64_t nbytes)
+{
+    for (int64_t i = part_at(of, start); i < of->n && of->starts[i] < start + nbytes; i++)
+        if (of->starts[i] < of->starts[i + 1] && !part_of(of, i))
+            return 0;
+    return 1;
+}
+
+/* 1 when all of it is in `out`. */
+static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+{
+    switch (of->kind) {
+    case TEXT:
+        memcpy(out, of->text + start, (size_t)nbytes);
+        return 1;
+    case STORED:
+        return !ckptfs_read_exactly((int)of->fd, out, nbytes, of->shift + start);
+    case TILES:
+        return fill_tiles(of, start, nbytes, out, scratch);
+    case PART:
+        return fill(of->part, of->shift + start, nbytes, out, scratch);
+    case ORDER:
+        return fill_ordered(of, start, nbytes, out, scratch);
+    case JOIN:
+        return fill_joined(of, start, nbytes, out, scratch) == nbytes;
+    }
+    return 0;
+}
+
+/* Bytes [start, start + nbytes) of a file, a JOIN: how many of them are in `out` now; Python has to say the next one. */
+int64_t ckptfs_read(const node *file, int64_t start, int64_t nbytes, byte *out)
+{
+    byte *scratch = malloc(SCRATCH); /* memory that was freed a moment ago, and is in the cache still */
+    int64_t done = scratch ? fill_joined(file, start, nbytes, out, scratch) : 0;
+    free(scratch);
+    return done;
+}
+
+/* Give a JOIN its i-th part, which other threads may be looking for. */
+void ckptfs_give_part(node *of, int64_t i, const node *part)
+{
+    __atomic_store_n(&of->parts[i], part, __ATOMIC_RELEASE);
+}
+
+typedef int (*fuse_read)(const char *, char *, size_t, off_t, void *);
+static fuse_read in_python;
+static size_t handle_at;
+
+/* What ckptfs_fuse_read leaves the rest to, and where in libfuse's `struct fuse_file_info` the handle is. */
+void ckptfs_serve(fuse_read python, int64_t handle_offset)
+{
+    in_python = python;
+    handle_at = (size_t)handle_offset;
+}
+
+/* libfuse's callback: the handle is the address of the open file's JOIN, or an odd number for others. */
+int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, void *info)
+{
+    uint64_t handle;
+    memcpy(&handle, (const byte *)info + handle_at, sizeof handle);
+    if (handle & 1)
+        return in_python(path, out, size, offset, info);
+    const node *file = (const node *)(uintptr_t)handle;
+    int64_t nbytes = file->starts[file->n] - (int64_t)offset;
+    nbytes = nbytes < (int64_t)size ? nbytes : (int64_t)size;
+    if (nbytes <= 0)
+        return 0; /* with direct I/O the kernel does not clamp, and readers would loop */
+    if (has_parts(file, (int64_t)offset, nbytes) && ckptfs_read(file, (int64_t)offset, nbytes, (byte *)out) == nbytes)
+        return (int)nbytes;
+    return in_python(path, out, size, offset, info);
+}
