@@ -205,28 +205,25 @@ TRANSPOSE(transpose_8, uint64_t)
 static void transpose_tile(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols,
                            int64_t size)
 {
-    int64_t r = 0, whole = 0;
 #if defined(__SSE2__)
     int64_t step = size == 2 ? 8 : 4;
-    if (size == 2 || size == 4) {
-        whole = cols - cols % step;
-        r = rows - rows % step;
-        for (int64_t c = 0; c < whole; c += step)
-            for (int64_t top = 0; top < r; top += step) {
-                const byte *from = in + top * in_pitch + c * size;
-                byte *to = out + c * out_pitch + top * size;
+    if ((size == 2 || size == 4) && rows >= step && cols >= step) {
+        for (int64_t i = 0; i < cols; i += step)
+            for (int64_t j = 0; j < rows; j += step) { /* the last of each is done again in part, whole */
+                int64_t c = i + step < cols ? i : cols - step, r = j + step < rows ? j : rows - step;
+                const byte *from = in + r * in_pitch + c * size;
+                byte *to = out + c * out_pitch + r * size;
                 if (size == 2)
                     transpose_8x8(from, in_pitch, to, out_pitch);
                 else
                     transpose_4x4(from, in_pitch, to, out_pitch);
             }
+        return;
     }
 #endif
     void (*one)(const byte *, int64_t, byte *, int64_t, int64_t, int64_t) =
         size == 1 ? transpose_1 : size == 2 ? transpose_2 : size == 4 ? transpose_4 : transpose_8;
-    if (whole < cols)
-        one(in + whole * size, in_pitch, out + whole * out_pitch, out_pitch, r, cols - whole);
-    one(in + r * in_pitch, in_pitch, out + r * size, out_pitch, rows - r, cols);
+    one(in, in_pitch, out, out_pitch, rows, cols);
 }
 
 enum { TILE = 64 };
