@@ -72,19 +72,21 @@ def _limit(what: int, most: int) -> None:
 
 
 def respond(fd: int, path: str, sys_path: list[str], chunks: str | None, library: bool) -> str:
-    """As `answer`, as JSON. The root's attributes are read by a process of their own, beside the objects."""
+    """As `answer`, as JSON. The objects are read by a process of their own, beside the root's attributes."""
     if chunks is not None or library:
         return _dumps(answer(fd, path, sys_path, chunks, library))
-    described = _beside(lambda: _described(fd, path))
-    found = _guarded(lambda: _listed(fd, path, sys_path))
-    text = described()
+    listed = _beside(lambda: _listed(fd, path, sys_path))
+    found = _guarded(lambda: _described(fd, path))
+    text = listed()
     if text.startswith(_UNSUPPORTED) or "unsupported" in found:
         return _dumps(answer(fd, path, sys_path, None, True))
+    if "error" in found:
+        return _dumps(found)
     if text.startswith('{"error"'):
         return text
-    if "error" in found or not text.endswith("}"):
-        return _dumps({"error": found.get("error", "its metadata cannot be read: the process that reads them died")})
-    return f"{text[:-1]},{_dumps(found)[1:]}"
+    if not text.endswith("}"):
+        return _dumps({"error": "its metadata cannot be read: the process that reads them died"})
+    return f"{_dumps(found)[:-1]},{text[1:]}"
 
 
 def _beside(work: Callable[[], dict[str, Any]]) -> Callable[[], str]:

@@ -10,13 +10,14 @@ import struct
 from typing import Any
 
 from ckptfs.errors import CorruptHeader
-from ckptfs.formats.h5_messages import Unsupported
+from ckptfs.formats.h5_messages import UNDEFINED, Unsupported
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_BLOCK = 256 << 20
 """Largest single piece of metadata that is read, in bytes."""
 _PAGE = 16 << 10
 _MAX_PAGES = 256
+_MIN_TEXT = 1 << 20
 
 _HEAP_OBJECT = struct.Struct("<H6xQ")
 
@@ -85,6 +86,17 @@ class MetadataFile:
             found[index] = at + 16, n
             at += 16 + n + -n % 8
         return data, found
+
+
+def text_of(file: MetadataFile, n: int, address: int, index: int) -> str:
+    """The variable-length text of a reference: *n* bytes of an object in a global heap."""
+    if n == 0 or address in (0, UNDEFINED):
+        return ""
+    text = file.heap_object(address, index)[:n]
+    file.n_text += len(text)
+    if file.n_text > _MIN_TEXT + 4 * file.size:  # each text has a place of its own, but hard links name it again
+        raise CorruptHeader(file.path, "its attributes use the same texts over and over")
+    return text.decode(errors="surrogateescape")
 
 
 def open_superblock(file: MetadataFile) -> int:

@@ -16,14 +16,14 @@ from typing import Any
 
 from ckptfs.errors import CorruptHeader
 from ckptfs.formats import h5_messages as messages
+from ckptfs.formats.h5_alike import Alike
 from ckptfs.formats.h5_messages import DAMAGE, UNDEFINED, Unsupported
-from ckptfs.formats.h5_pages import MetadataFile
+from ckptfs.formats.h5_pages import MetadataFile, text_of
 
 MAX_GROUP_DEPTH = 64
 MAX_NAME = 1 << 16
 """Bytes of a name in a group."""
 
-_MIN_TEXT = 1 << 20
 _MESSAGE = struct.Struct("<HHB")
 _SYMBOL = struct.Struct("<QQI4xQQ")
 _REFERENCE = struct.Struct("<IQI")
@@ -120,6 +120,7 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
     todo = [("", *struct.unpack_from("<QQ", tables[0]))]
     seen = set()
     n_members = 0
+    alike = Alike(file, wanted)
     while todo:
         prefix, tree, heap = todo.pop()
         if tree in seen or prefix.count("/") > MAX_GROUP_DEPTH:
@@ -135,17 +136,21 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
             elif cache == 2:
                 yield path, {"link": "soft"}
             else:
-                record = _guarded_record(file, address, wanted)
+                record = _guarded_record(file, address, wanted, alike)
                 if "group" in record:
                     todo.append((path + "/", *record["group"]))
                 else:
                     yield path, record
 
 
-def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str]) -> dict[str, Any]:
+def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str], alike: Alike) -> dict[str, Any]:
     """Damage of one object stays with that object."""
     try:
-        return object_record(file, address, wanted)
+        record = alike.record(address)
+        if record is None:
+            record = object_record(file, address, wanted)
+            alike.learn(address, record)
+        return record
     except Unsupported as error:
         return {"library": str(error)}
     except CorruptHeader as error:
@@ -251,7 +256,7 @@ def attribute_value(file: MetadataFile, type_name: str, shape: tuple[int, ...] |
     for extent in shape:
         n *= extent
     if type_name == "str":
-        texts = [_text(file, *_REFERENCE.unpack_from(raw, 16 * i)) for i in range(n)]
+        texts = [text_of(file, *_REFERENCE.unpack_from(raw, 16 * i)) for i in range(n)]
         return texts if shape else texts[0]
     if type_name.startswith("|S"):
         size = int(type_name[2:])
@@ -268,13 +273,3 @@ def attribute_value(file: MetadataFile, type_name: str, shape: tuple[int, ...] |
 
 _CODES = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _CODES |= {"f2": "e", "f4": "f", "f8": "d"}
-
-
-def _text(file: MetadataFile, n: int, address: int, index: int) -> str:
-    if n == 0 or address in (0, UNDEFINED):
-        return ""
-    text = file.heap_object(address, index)[:n]
-    file.n_text += len(text)
-    if file.n_text > _MIN_TEXT + 4 * file.size:  # each text has a place of its own, but hard links name it again
-        raise CorruptHeader(file.path, "its attributes use the same texts over and over")
-    return text.decode(errors="surrogateescape")

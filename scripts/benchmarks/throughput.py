@@ -13,7 +13,6 @@ from benchmarks import models
 from benchmarks.common import GB, Bench, Result, Skipped, checkpoint, llama, median, renamed, spread
 from benchmarks.mounting import cat, cat_halves, claim_memory, drop_cached, loopback_mount, warm
 
-
 COLD_RUNS = 2
 """Runs in which the source is also read from the disk: they take long, and no target is about them."""
 

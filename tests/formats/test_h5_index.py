@@ -211,11 +211,11 @@ def test_two_processes_say_what_one_says(path: Path) -> None:
 
 
 def test_the_second_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(fd: int, path: str) -> dict[str, Any]:
+    def die(fd: int, path: str, sys_path: list[str]) -> dict[str, Any]:
         os.kill(os.getpid(), 9)
         return {}
 
-    monkeypatch.setattr(h5_child, "_described", die)
+    monkeypatch.setattr(h5_child, "_listed", die)
     path = DATA / "h5" / "damaged" / "good.mdl"
     fd = os.open(path, os.O_RDONLY)
     assert "died" in json.loads(h5_child.respond(fd, str(path), sys.path, None, False))["error"]
