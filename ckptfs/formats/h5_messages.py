@@ -21,6 +21,8 @@ for none)."""
 
 _ATTRIBUTE = struct.Struct("<BBHHH")
 _TYPE = struct.Struct("<BBBBI")
+_SCALAR = (b"\1\0\0\0\0\0\0\0", b"\2\0\0\0")
+"""The dataspace of a single value, in versions 1 and 2, as libhdf5 writes it: what nearly all attributes have."""
 _IEEE = {2: (0, 16, 10, 5, 0, 10, 15), 4: (0, 32, 23, 8, 0, 23, 127), 8: (0, 64, 52, 11, 0, 52, 1023)}
 
 
@@ -181,5 +183,6 @@ def attribute(data: bytes, types: dict[bytes, str]) -> tuple[str, str, tuple[int
     if kind is None:
         kind = types[raw] = datatype(raw)[0]
     at += n_type + -n_type % pad
-    shape = dataspace(data[at : at + n_space])
+    raw = data[at : at + n_space]
+    shape = () if raw in _SCALAR else dataspace(raw)
     return name, kind, shape, at + n_space + -n_space % pad

@@ -252,6 +252,8 @@ def attribute_value(file: MetadataFile, type_name: str, shape: tuple[int, ...] |
     """Text and numbers as Python values (a list for a 1-d attribute), bytes for opaque data, None for others."""
     if shape is None:
         return None
+    if not shape and type_name == "str":
+        return text_of(file, *_REFERENCE.unpack_from(raw))
     n = 1
     for extent in shape:
         n *= extent
