@@ -86,12 +86,16 @@ def part(of: Node | None, shift: int) -> Node | None:
     return None if of is None else _node(PART, of, part=of.address, shift=shift)
 
 
-def ordered(of: Node | None, order: npt.NDArray[np.int64], block: int, cols: int) -> Node | None:
-    """Rows of *cols* bytes: row i is row ``order[i]`` of *of*; aligned runs of *block* rows come from neighbours."""
+def ordered(of: Node | None, order: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], cols: int) -> Node | None:
+    """Rows of *cols* bytes: row i is row ``order[i]`` of *of*.
+
+    Rows move in blocks of one size: block b comes from as many neighbouring rows, from row ``starts[b]`` on.
+    """
     if of is None:
         return None
-    rows = np.ascontiguousarray(order, np.int64)
-    return _node(ORDER, (of, rows), part=of.address, order=rows.ctypes.data, n=block, cols=cols)
+    arrays = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(starts, np.int64)
+    places = dict(zip(("order", "offsets"), (a.ctypes.data for a in arrays), strict=True))
+    return _node(ORDER, (of, arrays), part=of.address, n=len(order) // len(starts), cols=cols, **places)
 
 
 def joined(nodes: list[Node | None], starts: tuple[int, ...]) -> Node | None:

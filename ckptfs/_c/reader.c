@@ -19,13 +19,13 @@ typedef struct node {
     int64_t kind, fd;
     const byte *text;            /* TEXT */
     const int64_t *starts;       /* TILES: where each chunk's elements begin;  JOIN: of each part, and the end */
-    const int64_t *offsets;      /* TILES: where each chunk begins */
+    const int64_t *offsets;      /* TILES: where each chunk begins;  ORDER: the first row in `part` of each block */
     byte *states;                /* TILES */
     const int64_t *order;        /* ORDER: which row of `part` stands in each row */
     const struct node *part;     /* PART, ORDER */
     const struct node **parts;   /* JOIN: NULL for those that are left to Python */
     int64_t shift;               /* STORED: position in the file;  PART: in `part` */
-    int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows that move together */
+    int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows of a block */
     int64_t high, wide;          /* TILES: a chunk's rows, and its row */
     int64_t cols;                /* TILES, ORDER: the matrix's row */
     int64_t nbytes;              /* TILES: of a chunk */
@@ -94,10 +94,10 @@ static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out
             if (!fill(of->part, of->order[row] * of->cols + inside, n, out, scratch))
                 return 0;
         } else {
-            int64_t rows = nbytes / of->cols, end = (row / of->n + 1) * of->n;
-            while (of->n == 1 && end < row + rows && of->order[end] == of->order[end - 1] + 1)
-                end++;
-            rows = end - row < rows ? end - row : rows;
+            int64_t rows = nbytes / of->cols, block = row / of->n;
+            while ((block + 1) * of->n < row + rows && of->offsets[block + 1] == of->offsets[block] + of->n)
+                block++;
+            rows = (block + 1) * of->n - row < rows ? (block + 1) * of->n - row : rows;
             n = rows * of->cols;
             if (!fill_rows(of, row, rows, out, scratch))
                 return 0;

@@ -60,7 +60,7 @@ class RowOrder:
 
     def node(self) -> Node | None:
         cols = n_cols(self.shape) * self.dtype.itemsize
-        return nodes.ordered(node_of(self.source), self.order, self.block, cols) if cols else None
+        return nodes.ordered(node_of(self.source), self.order, self._starts, cols) if cols and len(self.order) else None
 
     def read_block(self, row: int, col: int, out: Words) -> None:
         stop = row + out.shape[0]
