@@ -88,7 +88,7 @@ class Alike:
         if self._n_kinds >= MOST_KINDS or not usual:
             return
         version, size = _HEAD.unpack(self._file.read(address, 16))
-        kind = _Kind(record)
+        kind = _Kind({**record, "attrs": dict(record["attrs"])})  # the caller may change its own
         if version == 1 and self._study(kind, address + 16, size):
             self._kinds.setdefault(size, []).append(kind)
             self._n_kinds += 1

@@ -91,6 +91,8 @@ def test_datasets_of_many_kinds(
             texts(file.create_dataset(f"group_{i // 20}/key_{i}", data=data, **options), dtype, n)
         texts(file.create_dataset("empty", (0, 4), "<f4", chunks=(4, 4), maxshape=(None, 4)), "torch.float32", n)
         texts(file.create_dataset("hole", (5,), "<f4"), "torch.float32", n)
+        for i in range(3):
+            texts(file.create_dataset(f"filled_{i}", (5,), "<f4", fillvalue=7), "torch.float32", n)
         texts(file.create_dataset("null", data=h5py.Empty("f4")), "torch.float32", n)
         file["soft"] = h5py.SoftLink("/hole")
         file["hard"] = file["group_0/key_0"]
@@ -98,7 +100,8 @@ def test_datasets_of_many_kinds(
     counted.clear()
     found = records(path)
     assert found == want
-    assert len(found) == 65
+    assert len(found) == 68
+    assert found["filled_0"]["fill"] == found["filled_2"]["fill"] == np.float32(7).tobytes()
     assert found["group_1/key_20"]["attrs"]["string_val"] == "text of /group_1/key_20"
     assert found["group_1/key_20"]["layout"] != found["group_1/key_26"]["layout"]
     assert len(counted) <= 32  # six kinds, each with messages in several orders, for libhdf5 fills gaps
@@ -116,6 +119,20 @@ def test_a_header_that_differs_is_decoded(tmp_path: Path, decoded: Callable[[Pat
     for at in range(address + 16, address + 16 + size):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert records(path) == decoded(path), at
+
+
+def test_what_a_caller_does_to_a_record_stays_there(tmp_path: Path) -> None:
+    path = tmp_path / "filled.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(3):
+            texts(file.create_dataset(f"key_{i}", (5,), "<f4", fillvalue=7), "torch.float32", 0)
+    fd = os.open(path, os.O_RDONLY)
+    file = h5_pages.MetadataFile(fd, str(path))
+    for _, record in h5_walk.walk_objects(file, h5_pages.open_superblock(file), h5_child.ATTRIBUTES):
+        assert record["fill"] == np.float32(7).tobytes()
+        assert record["attrs"]["dtypes"] == ["torch.float32"]
+        record["fill"] = record["attrs"]["dtypes"] = record["layout"] = None
+    os.close(fd)
 
 
 def test_kinds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[int]) -> None:
