@@ -17,7 +17,8 @@ a child process (`h5_index`); tensors are then read without HDF5 (`h5_chunks`).
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from ckptfs.cache import TileCache
@@ -54,13 +55,14 @@ def open_h5(path: str | os.PathLike[str], cache: TileCache, *, follow_links: boo
     tree spec that would run code, `UnknownFormat` for other HDF5 files. Damage to single keys does not raise: their
     items say why they cannot be read.
     """
-    index = read_index(path)
+    spec = _Spec(os.fspath(path))
+    index = read_index(path, early=spec.parse_early)
     links = Links(index.file.path, follow_links, cache)
     with ExitStack() as undo:
         undo.callback(_close, index, links)
         version = _version(index)
         reading = Reading(index, cache, links.follow)
-        tree, warnings = _read_state(reading, version)
+        tree, warnings = _read_state(reading, version, spec)
         undo.pop_all()
     warnings += reading.warnings
     if len(warnings) > MAX_WARNINGS:
@@ -106,18 +108,40 @@ def _version(index: Index) -> float:
     return float(version)
 
 
-def _read_state(reading: Reading, version: float) -> tuple[Node | None, list[str]]:
+class _Spec:
+    """The tree spec of format 0.5, which is parsed while the rest of the file is indexed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._text: str | None = None
+        self._parsed: Any = None
+
+    def parse_early(self, attributes: Mapping[str, Any]) -> None:
+        """Parse it if it is one; what is wrong with it is said when it is asked for."""
+        text = attributes.get("__spec__")
+        if isinstance(text, str) and attributes.get("__version__") == VERSION:
+            with suppress(CorruptHeader):
+                self._parsed = parse_spec(text, self._path)
+                self._text = text
+
+    def parsed(self, text: str, path: str) -> tuple[Node, list[str], list[str]]:
+        """As `parse_spec`."""
+        found: tuple[Node, list[str], list[str]] = self._parsed if text == self._text else parse_spec(text, path)
+        return found
+
+
+def _read_state(reading: Reading, version: float, spec: _Spec) -> tuple[Node | None, list[str]]:
     """(tree, warnings) of the state dict, whose items are then in *reading*."""
     index = reading.index
-    spec, path = index.attributes.get("__spec__"), index.file.path
-    if spec is None:
+    text, path = index.attributes.get("__spec__"), index.file.path
+    if text is None:
         make_legacy_items(reading, flat_keys(index), version)
         return None, ["has no tree spec (attribute __spec__): its datasets are shown as a flat list"]
     if version < VERSION:
-        tree, keys, warnings = parse_legacy_spec(spec, path)
+        tree, keys, warnings = parse_legacy_spec(text, path)
         make_legacy_items(reading, keys, version)
         return tree, warnings
-    tree, keys, warnings = parse_spec(spec, path)
+    tree, keys, warnings = spec.parsed(text, path)
     make_items(reading, keys)
     if version > VERSION:
         warnings.insert(0, f"has format {version:g}, newer than {VERSION}: read as {VERSION}")

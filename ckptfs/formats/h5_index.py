@@ -9,7 +9,8 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ MAX_ANSWER = 2 << 30
 _MIN_ANSWER = 64 << 20
 _MIN_VALUES = 1 << 20
 """What a small file may take, in bytes of JSON and in commas and containers."""
+Early = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +118,18 @@ def object_path(name: str) -> str:
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
+def read_index(path: str | os.PathLike[str], *, library: bool = False, early: Early | None = None) -> Index:
     """Open *path* and index it. The caller closes ``file.fd``.
+
+    *early* is called with the root attributes that describe the file as soon as they are known, while the rest is
+    read; what it is told then is not checked.
 
     Raises what `raw.open_file` raises and `CorruptHeader`, also when the indexing process dies or takes too long.
     With *library*, libhdf5 reads all metadata, even where the walker could.
     """
     file = open_file(path)
     try:
-        answer = _ask(file, None, library)
+        answer = _ask(file, None, library, early)
         maps = answer["file"], answer["metadata"], answer["objects"]
         lists = answer["fields"], answer["records"]
         sound = all(isinstance(part, dict) for part in maps) and all(isinstance(part, list) for part in lists)
@@ -134,7 +139,7 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False) -> Index:
         return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records, Decoder(file))
     except KeyError as error:
         os.close(file.fd)
-        raise CorruptHeader(file.path, "the indexing process answered nonsense") from error
+        raise CorruptHeader(file.path, "the indexing process answered nonsense, or died half way") from error
     except SourceError:
         os.close(file.fd)
         raise
@@ -148,23 +153,37 @@ def chunk_list(file: OpenFile, name: str) -> list[Any]:
     return found
 
 
-def _ask(file: OpenFile, chunks: str | None, library: bool) -> dict[str, Any]:
-    data = _output(file, chunks, library)
-    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > _MIN_VALUES + file.size // 4:
-        raise CorruptHeader(file.path, "its metadata say more than a file of its size can")
-    try:
-        answer = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptHeader(file.path, "its metadata cannot be read: the indexing process died") from error
-    if not isinstance(answer, dict):
-        raise CorruptHeader(file.path, "the indexing process answered nonsense")
+def _ask(file: OpenFile, chunks: str | None, library: bool, early: Early | None = None) -> dict[str, Any]:
+    """What the child answers; *early* is told ``file`` when that comes before the rest."""
+    answer: dict[str, Any] = {}
+    n_lines = n_values = 0
+    with closing(_lines(file, chunks, library)) as lines:
+        for line in lines:
+            n_lines += 1
+            n_values += sum(line.count(mark) for mark in (b"{", b"[", b","))
+            if n_values > _MIN_VALUES + file.size // 4:
+                raise CorruptHeader(file.path, "its metadata say more than a file of its size can")
+            try:
+                section = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise CorruptHeader(file.path, "its metadata cannot be read: the indexing process died") from error
+            if not isinstance(section, dict):
+                raise CorruptHeader(file.path, "the indexing process answered nonsense")
+            answer |= section
+            if early is not None and section.keys() == {"file"} and isinstance(section["file"], dict):
+                early(section["file"])
+    if not n_lines:
+        raise CorruptHeader(file.path, "its metadata cannot be read: the indexing process died")
     if "error" in answer:
         raise CorruptHeader(file.path, str(answer["error"]))
     return answer
 
 
-def _output(file: OpenFile, chunks: str | None, library: bool) -> bytearray:
-    """What the child prints; it is killed when it takes too long, or says more than a file of that size can need."""
+def _lines(file: OpenFile, chunks: str | None, library: bool) -> Generator[bytearray, None, None]:
+    """What the child prints, line by line.
+
+    It is killed when it takes too long, or says more than a file of that size can need.
+    """
     most = min(MAX_ANSWER, _MIN_ANSWER + 8 * file.size)
     try:
         child = begun(file.fd) if chunks is None and not library else None
@@ -176,15 +195,21 @@ def _output(file: OpenFile, chunks: str | None, library: bool) -> bytearray:
     with child:
         try:
             assert child.stdout is not None
-            data = bytearray()
-            while len(data) <= most and (part := child.stdout.read(1 << 20)):
-                data += part
+            line, left = bytearray(), most
+            while part := os.read(child.stdout.fileno(), 1 << 20):
+                left -= len(part)
+                if left < 0:
+                    raise CorruptHeader(file.path, f"its metadata take more than {most} bytes")
+                *ends, part = part.split(b"\n")
+                for end in ends:
+                    yield line + end
+                    line = bytearray()
+                line += part
+            if line:
+                yield line
         finally:
             late.cancel()
             child.kill()  # it has said all, or too much
-    if len(data) > most:
-        raise CorruptHeader(file.path, f"its metadata take more than {most} bytes")
-    return data
 
 
 def _object(path: str, name: str, raw: Any) -> H5Object:

@@ -17,6 +17,7 @@ MAX_BLOCK = 256 << 20
 """Largest single piece of metadata that is read, in bytes."""
 _PAGE = 16 << 10
 _MAX_PAGES = 256
+_RUN = 8
 _MIN_TEXT = 1 << 20
 
 _HEAP_OBJECT = struct.Struct("<H6xQ")
@@ -35,6 +36,7 @@ class MetadataFile:
         self.decoded: dict[tuple[int, bytes], Any] = {}
         """Messages already decoded."""
         self._pages: dict[int, bytes] = {}
+        self._next = -1
         self._heaps: dict[int, tuple[bytes, dict[int, tuple[int, int]]]] = {}
         self._heap_bytes = 0
 
@@ -46,6 +48,9 @@ class MetadataFile:
         page, at = divmod(start, _PAGE)
         if at + n <= _PAGE:
             data = (self._pages.get(page) or self._load(page))[at : at + n]
+        elif n <= _PAGE:
+            data = (self._pages.get(page) or self._load(page))[at:]
+            data += (self._pages.get(page + 1) or self._load(page + 1))[: n - len(data)]
         else:
             data = os.pread(self.fd, n, start)
         if len(data) != n:
@@ -53,10 +58,15 @@ class MetadataFile:
         return data
 
     def _load(self, page: int) -> bytes:
-        if len(self._pages) >= _MAX_PAGES:
+        """Read a page; several, when the one before it was the last to be read."""
+        n = _RUN if page == self._next else 1
+        self._next = page + n
+        if len(self._pages) + n > _MAX_PAGES:
             self._pages.clear()
-        data = self._pages[page] = os.pread(self.fd, _PAGE, page * _PAGE)
-        return data
+        data = os.pread(self.fd, n * _PAGE, page * _PAGE)
+        for i in range(n):
+            self._pages[page + i] = data[i * _PAGE : (i + 1) * _PAGE]
+        return self._pages[page]
 
     def heap_object(self, address: int, index: int) -> bytes:
         """One object of the global heap collection at *address*."""

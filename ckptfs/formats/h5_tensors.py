@@ -14,7 +14,7 @@ from ckptfs.formats.h5_btree import ChunkTable, listed_chunks, read_tree
 from ckptfs.formats.h5_chunks import ChunkedTensor
 from ckptfs.formats.h5_index import H5Object, Index, chunk_list
 from ckptfs.formats.raw import FileTensor, OpenFile, checked_shape
-from ckptfs.formats.source import Shape, Tensor, Words, n_elements
+from ckptfs.formats.source import Shape, Tensor, Words, n_elements, nbytes
 
 _MAX_DIM = (1 << 32) - 1
 _SWAP_BUFFER = 1 << 20
@@ -124,6 +124,8 @@ def made_alike(tensor: Tensor, index: Index, name: str, address: object) -> Tens
     """
     if type(tensor) is ConstantTensor and address is None:
         return ConstantTensor(tensor.dtype, tensor.shape, tensor.element)
+    if type(tensor) is FileTensor and type(address) is int and 0 <= address <= index.file.size - nbytes(tensor):
+        return FileTensor(tensor.dtype, tensor.shape, tensor.fd, address, None, tensor.path, name)
     if type(tensor) is not ChunkedTensor or type(address) is not int or not -1 <= address < 1 << 64:
         return None
     shape, chunk = tensor.shape, tensor.chunk
@@ -140,19 +142,19 @@ def _in_layout(
 ) -> Tensor:
     assert found.layout is not None
     kind, where, rest = (*found.layout, None)[:3]
-    nbytes = n_elements(shape) * dtype.itemsize
+    size = n_elements(shape) * dtype.itemsize
     if kind == "chunked":
         if len(where) != len(shape) or not shape or not _is_chunk_shape(where):
             raise CorruptHeader(index.file.path, f"{name}: its chunks have the shape {where}, it has {shape}")
         load = partial(_load_chunks, index.file, index.base, name, shape, where, rest)
         return ChunkedTensor(dtype, shape, index.file, name, where, found.filters, fill, load, cache, index.decoder)
-    if kind == "compact" and len(where) == nbytes:
+    if kind == "compact" and len(where) == size:
         return InlineTensor(dtype, shape, where)
     if kind == "contiguous" and where is None:
         return ConstantTensor(dtype, shape, fill)
-    if kind == "contiguous" and rest == nbytes and type(where) is int and 0 <= where <= index.file.size - nbytes:
+    if kind == "contiguous" and rest == size and type(where) is int and 0 <= where <= index.file.size - size:
         return FileTensor(dtype, shape, index.file.fd, where, None, index.file.path, name)
-    raise CorruptHeader(index.file.path, f"{name}: its data ({nbytes} bytes) do not lie inside the file")
+    raise CorruptHeader(index.file.path, f"{name}: its data ({size} bytes) do not lie inside the file")
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ size, and no structure is visited twice. Header checksums (object header 2) are 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -234,13 +234,23 @@ def _is_dense(body: bytes) -> bool:
     return int.from_bytes(body[at : at + 8], "little") != UNDEFINED
 
 
-def root_attributes(file: MetadataFile, root: int) -> Iterator[tuple[str, Any]]:
-    """(name, value) of each attribute of the root group; a damaged one is left out."""
+def root_attributes(
+    file: MetadataFile, root: int, suffix: str
+) -> tuple[Iterator[tuple[str, Any]], Iterator[tuple[str, Any]]]:
+    """(name, value) of each attribute of the root group: of those whose names do not end with *suffix*, and of those
+    whose do. They are decoded as they are asked for."""
+    bodies: tuple[list[bytes], list[bytes]] = [], []
+    end = suffix.encode()
     for kind, body in header_messages(file, root):
         if kind == 0x15 and _is_dense(body):
             raise Unsupported("dense attributes")
-        if kind != 0x0C:
-            continue
+        if kind == 0x0C:
+            bodies[end in body and messages.attribute_name(body).endswith(end)].append(body)
+    return _named_values(file, bodies[0]), _named_values(file, bodies[1])
+
+
+def _named_values(file: MetadataFile, bodies: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    for body in bodies:
         try:
             name, type_name, shape, at = messages.attribute(body, file.types)
             yield name, attribute_value(file, type_name, shape, body[at:])

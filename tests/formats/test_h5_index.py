@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 
 from ckptfs.cache import TileCache
 from ckptfs.errors import CkptfsError, CorruptHeader
-from ckptfs.formats import h5_child, h5_index, h5_process
+from ckptfs.formats import h5, h5_child, h5_index, h5_pages, h5_process
 from ckptfs.formats.h5 import open_h5
 from ckptfs.formats.h5_index import object_path, read_index
-from ckptfs.tensors.read import to_bytes
+from ckptfs.formats.h5_tensors import made_alike
+from ckptfs.formats.raw import FileTensor
+from ckptfs.tensors.read import to_bytes, to_numpy
 from tests.formats.h5_files import DATA, scalar, write_checkpoint
 
 FILES = sorted([*(DATA / "v05").rglob("*.mdl"), *(DATA / "h5" / "damaged").glob("*.mdl")])
@@ -181,6 +184,82 @@ def test_child_that_talks_nonsense(text: str, monkeypatch: pytest.MonkeyPatch) -
         read_index(DATA / "h5" / "damaged" / "good.mdl")
 
 
+HALF = [
+    '{"file":{"__version__":0.5}}\n',
+    '{"file":{"__version__":0.5}}\n{"metadata":{},"fields":[]}\n{"base":0,"obj',
+    '{"file":{"__version__":0.5}}\n{"error":"gone"}\n',
+]
+
+
+@pytest.mark.parametrize("text", HALF)
+def test_child_that_dies_half_way(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5_process, "_START", f"print({text!r}, end='')")
+    with pytest.raises(CorruptHeader, match=r"good\.mdl: .*(died|gone)"):
+        read_index(DATA / "h5" / "damaged" / "good.mdl")
+
+
+def test_what_describes_the_file_is_known_early() -> None:
+    """Before the rest, and once; not at all when libhdf5 says everything at once."""
+    told: list[Any] = []
+    path = DATA / "v05" / "trainer_like.mdl"
+    index = read_index(path, early=told.append)
+    assert told == [index.attributes]
+    assert {"__spec__", "__version__", "__SUCCESS__"} <= told[0].keys()
+    os.close(index.file.fd)
+    os.close(read_index(path, library=True, early=pytest.fail).file.fd)
+
+
+@pytest.mark.parametrize("name", ["bad_json_spec", "unknown_spec_type", "no_success"])
+def test_errors_are_those_of_a_spec_that_is_read_late(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = DATA / "h5" / "damaged" / f"{name}.mdl"
+    said = []
+    for _ in range(2):
+        with pytest.raises(CkptfsError) as caught:
+            open_h5(path, TileCache())
+        said.append(str(caught.value))
+        monkeypatch.setattr(h5, "read_index", lambda path, early: read_index(path))
+    assert said[0] == said[1]
+
+
+def test_plain_datasets_that_differ_in_their_place_alone(tmp_path: Path) -> None:
+    fields = {f"n.{i}": {"__TYPE__": "NumpyArraySerializer"} for i in range(6)}
+    arrays = {f"n.{i}": np.arange(3, dtype=np.int32) + i for i in range(6)}
+    source = open_h5(write_checkpoint(tmp_path / "c.mdl", fields, arrays=arrays), TileCache())
+    tensors = {key: item.tensor for key, item in source.items.items()}
+    assert all(isinstance(tensor, FileTensor) for tensor in tensors.values())
+    assert {key: to_numpy(tensor).tolist() for key, tensor in tensors.items() if tensor} == {
+        key: array.tolist() for key, array in arrays.items()
+    }
+    assert [tensor.key for tensor in tensors.values() if isinstance(tensor, FileTensor)] == list(tensors)
+    index = read_index(tmp_path / "c.mdl")
+    first = tensors["n.0"]
+    assert first is not None
+    for address in (-1, index.file.size - 11, 1 << 64, None, "8", 8.0):
+        assert made_alike(first, index, "n.9", address) is None
+    os.close(index.file.fd)
+    source.close()
+
+
+def test_pages_are_read_in_runs_and_right(tmp_path: Path) -> None:
+    data = np.random.default_rng(5).bytes(900_000)
+    path = tmp_path / "pages"
+    path.write_bytes(data)
+    with path.open("rb") as opened:
+        file = h5_pages.MetadataFile(opened.fileno(), str(path))
+        chance = random.Random(5)
+        at = 0
+        for _ in range(4000):
+            n = chance.choice([1, 16, 300, 5000, 16384, 20000])
+            at = at + n if chance.random() < 0.8 else chance.randrange(len(data))
+            if at + n > len(data):
+                with pytest.raises(CorruptHeader):
+                    file.read(at, n)
+                at = 0
+            else:
+                assert file.read(at, n) == data[at : at + n]
+            assert len(file._pages) <= h5_pages._MAX_PAGES
+
+
 def test_no_descriptor_stays_open_after_a_failure() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for name in ("trunc_50", "no_success", "bad_json_spec", "unknown_spec_type"):
@@ -202,10 +281,18 @@ def test_hdf5_stays_out_of_the_process() -> None:
         assert done.stdout.split() == ["False", str(n)]
 
 
+def answered(fd: int, path: Path) -> dict[str, Any]:
+    """What the lines of an answer say together; only what is right when there is an error."""
+    found: dict[str, Any] = {}
+    for line in h5_child.respond(fd, str(path), sys.path, None, False):
+        found |= json.loads(line)
+    return {"error": found["error"]} if "error" in found else found
+
+
 @pytest.mark.parametrize("path", [*FILES, DATA / "h5" / "damaged" / "raw12000.bin"], ids=lambda path: path.stem)
 def test_two_processes_say_what_one_says(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
-    found = json.loads(h5_child.respond(fd, str(path), sys.path, None, False))
+    found = answered(fd, path)
     assert found == json.loads(json.dumps(h5_child.answer(fd, str(path), sys.path, None, False)))
     os.close(fd)
 
@@ -218,7 +305,7 @@ def test_the_second_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h5_child, "_listed", die)
     path = DATA / "h5" / "damaged" / "good.mdl"
     fd = os.open(path, os.O_RDONLY)
-    assert "died" in json.loads(h5_child.respond(fd, str(path), sys.path, None, False))["error"]
+    assert "died" in answered(fd, path)["error"]
     os.close(fd)
 
 

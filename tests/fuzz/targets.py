@@ -88,9 +88,11 @@ def _written(folder: Path, data: bytes) -> Path:
 def child_in_process() -> Iterator[None]:
     """The indexing child as a function call, without libhdf5, which may crash on such input."""
 
-    def ask(file: OpenFile, chunks: str | None, library: bool) -> Any:
-        answer = h5_child.answer(file.fd, file.path, sys.path, chunks, library)
-        return _checked(file, json.loads(json.dumps(answer)))
+    def ask(file: OpenFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
+        answer = json.loads(json.dumps(h5_child.answer(file.fd, file.path, sys.path, chunks, library)))
+        if early is not None and "file" in answer:
+            early(answer["file"])
+        return _checked(file, answer)
 
     def refuse(fd: int, path: str, *_: object) -> Any:
         raise CorruptHeader(path, "left to libhdf5")
@@ -184,10 +186,12 @@ def _feed_answer(data: bytes, folder: Path) -> None:
     name, _, text = data.decode("utf-8", "surrogatepass").partition("\0")
     path = next(path for path in corpus.hdf5_paths() if path.name == name)
 
-    def ask(file: OpenFile, chunks: str | None, library: bool) -> Any:
+    def ask(file: OpenFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
         answer = json.loads(text)
         if not isinstance(answer, dict):
             raise CorruptHeader(file.path, "no object")
+        if early is not None and isinstance(answer.get("file"), dict):
+            early(answer["file"])
         return _checked(file, answer)
 
     with child_in_process(), mock.patch.object(h5_index, "_ask", ask):
