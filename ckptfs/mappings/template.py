@@ -37,8 +37,13 @@ class Template:
         return self.text.endswith(REST)
 
     @cached_property
+    def _parts(self) -> list[str]:
+        """Literal, factor, name, summand, literal, …, literal."""
+        return _FIELD.split(self.text)
+
+    @cached_property
     def _regex(self) -> re.Pattern[str]:
-        parts = _FIELD.split(self.text)  # literal, factor, name, summand, literal, …, literal
+        parts = self._parts
         regex = re.escape(parts[0])
         for name, literal in zip(parts[2::4], parts[4::4], strict=True):
             regex += f"(?P<{name}>{'|'.join(PARAMS) if name == 'p' else '[0-9]+'})" + re.escape(literal)
@@ -69,11 +74,13 @@ class Template:
     def format(self, fields: Fields) -> str:
         """The key with these *fields*."""
 
-        def value(m: re.Match[str]) -> str:
-            found = fields[m[2]]
-            return str(int(m[1] or 1) * int(found) + int(m[3] or 0)) if m[1] or m[3] else str(found)
-
-        return _FIELD.sub(value, self.text)
+        parts = self._parts
+        key = parts[0]
+        for factor, name, summand, literal in zip(parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True):
+            found = fields[name]
+            number = int(factor or 1) * int(found) + int(summand or 0) if factor or summand else found
+            key += f"{number}{literal}"
+        return key
 
     def prefixed(self, prefix: str) -> Template:
         """This template behind *prefix*."""
