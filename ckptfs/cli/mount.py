@@ -14,6 +14,7 @@ from ckptfs.cli.output import print_columns, printable
 from ckptfs.errors import UsageError
 
 if TYPE_CHECKING:
+    from ckptfs.cli import Settings
     from ckptfs.fuse import MountOptions
     from ckptfs.stats import Stats
     from ckptfs.tree.node import Entry, Tree
@@ -50,7 +51,8 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 @click.option("--log-file", type=path_type, metavar="FILE", help="Log of the daemon.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 @reading_options
-def command(source: str, mountpoint: str, **options: Any) -> None:
+@click.pass_obj
+def command(settings: Settings, /, source: str, mountpoint: str, **options: Any) -> None:
     """Show a checkpoint as a folder.
 
     SOURCE is a file, an index or a folder, MOUNTPOINT an empty directory. Returns when the mount answers.
@@ -59,10 +61,13 @@ def command(source: str, mountpoint: str, **options: Any) -> None:
 
     gc.disable()  # what is imported and made until the mount answers stays as long as the mount
     with ahead(source):
-        _mount(source, mountpoint, options)
+        shown = _mount(source, mountpoint, options)
+    settings.leave()
+    del shown
 
 
-def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> None:
+def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> object:
+    """Mount it; what was made for that, which is better not freed."""
     from ckptfs import daemon, fuse
     from ckptfs.cli.opening import opened
     from ckptfs.mounts import check_mountpoint
@@ -90,6 +95,7 @@ def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> None:
         else:
             log_file = daemon.mount_in_background(shown, path, mount_options, **logging)
             _announce(source, mountpoint, tree, reason, log_file)
+        return src, tree
 
 
 def fuse_flags(given: Iterable[str]) -> dict[str, str]:
