@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import os
 from ctypes import c_double, c_int, c_int64, c_void_p
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 4
+INTERFACE = 5
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
+PACKED_ROOM = 1 << 16
+"""Bytes that an LZ4 chunk may have beyond its decoded size and a 128th of it: heads of blocks."""
 BFLOAT16_STEPS = ("multiply", "divide", "add")
 _Array = npt.NDArray[Any]
 _Pair = tuple[int, int]
@@ -33,6 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "ckptfs_gather_transposed": (c_int, c_void_p, *[c_int64] * 8, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_transpose": (c_void_p, c_int64, c_void_p, *[c_int64] * 4),
+    "ckptfs_unpack": (c_void_p, c_int, *[c_void_p] * 4, *[c_int64] * 7, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_bfloat16": (c_void_p, c_int64, c_int64, c_double),
 }
 
@@ -117,6 +121,39 @@ def look(fd: int, offsets: _Array, step: int, nbytes: int, states: _Array) -> No
     """
     assert LIBRARY is not None
     _check(LIBRARY.ckptfs_look(fd, offsets.ctypes.data, len(offsets), step, nbytes, states.ctypes.data))
+
+
+@lru_cache(maxsize=1)
+def lz4() -> int | None:
+    """Address of ``LZ4_decompress_safe``, which the lz4 package brings; None where it does not show it."""
+    try:
+        import lz4.block
+
+        library = ctypes.CDLL(lz4.block._block.__file__)
+        return ctypes.cast(library.LZ4_decompress_safe, c_void_p).value
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def unpack(fd: int, chunks: tuple[_Array, ...], grid: int, chunk: _Pair, tiles: _Pair, out: _Array) -> int:
+    """Fill the matrix *out* from *tiles* (rows of chunks, chunks in each) that went through LZ4 alone.
+
+    *chunks* says of the first of them and of those behind it where their elements start, where they begin (int64),
+    how many bytes they have there (int64) and what is known of them (uint8); *grid* is the distance of one to the one
+    below. *chunk*: its rows, and bytes of its row. Returns how many rows of chunks are done: not those from one on that
+    has a chunk which is missing, damaged or cut, and none without `lz4`.
+    """
+    assert LIBRARY is not None
+    decoder = lz4()
+    if decoder is None:
+        return 0
+    nbytes = chunk[0] * chunk[1]
+    buffer = scratch("native", 2 * nbytes + nbytes // 128 + PACKED_ROOM)
+    places = [part.ctypes.data for part in chunks]
+    sizes = (grid, *tiles, *chunk, out.shape[0], out.shape[1] * out.itemsize)
+    to, room = out.ctypes.data, buffer.ctypes.data
+    done: int = LIBRARY.ckptfs_unpack(decoder, fd, *places, *sizes, to, out.strides[0], room, buffer.nbytes)
+    return done
 
 
 def transpose(found: _Array, out: _Array) -> None:

@@ -15,4 +15,12 @@ int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t
                            int64_t start, int64_t nbytes, byte *out, byte *scratch, int64_t scratch_nbytes);
 int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states);
 
+static inline uint64_t big_endian(const byte *in, int n)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < n; i++)
+        value = value << 8 | in[i];
+    return value;
+}
+
 #endif

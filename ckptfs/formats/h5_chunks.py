@@ -21,7 +21,7 @@ from ckptfs import native, nodes
 from ckptfs.cache import TileCache, scratch
 from ckptfs.dtypes import DType
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats import h5_filters, h5_plain
+from ckptfs.formats import h5_filters, h5_packed, h5_plain
 from ckptfs.formats.h5_btree import ChunkTable
 from ckptfs.formats.h5_decoder import Decoder
 from ckptfs.formats.h5_index import object_path
@@ -93,7 +93,8 @@ class ChunkedTensor:
             n = min(len(out) - done, band - (start + done) % band)
             part = out[done : done + n]
             one_row = (start + done) // cols == (start + done + n - 1) // cols
-            if one_row or not h5_plain.fill_span(self, plan, start + done, part):
+            plain = not one_row and h5_plain.fill_span(self, plan, start + done, part)
+            if not plain and not (several and h5_packed.fill_span(self, plan, start + done, part)):
                 read_blocks(self, start + done, part)
             done += n
 
@@ -131,12 +132,16 @@ class ChunkedTensor:
 
     def _read_tiles(self, plan: Plan, row: int, col: int, out: Words) -> None:
         """A block of a matrix whose columns begin and end where chunks do."""
-        done = 0
+        first, done = col // self.chunk[1], 0
         while done < len(out):
             n = min(len(out) - done, self.chunk[0] - (row + done) % self.chunk[0])
             part = out[done : done + n]
-            if not h5_plain.fill_rows(self, plan, row + done, col // self.chunk[1], part):
-                self._read_boxes(plan, row + done, col, part)
+            if not h5_plain.fill_rows(self, plan, row + done, first, part):
+                several = h5_packed.fill_rows(self, plan, row + done, first, out[done:])
+                if several:
+                    n = several
+                else:
+                    self._read_boxes(plan, row + done, col, part)
             done += n
 
     def _read_boxes(self, plan: Plan, row: int, col: int, out: Words) -> None:
@@ -186,11 +191,12 @@ def _plan(tensor: ChunkedTensor) -> Plan:
     unfiltered = (table.masks & every == every) & (table.nbytes == n)
     head = np.where(unfiltered, 0, h5_filters.LZ4_HEAD)
     states = np.full(len(table.offsets), ENCODED, np.uint8)
-    if [number for number, _ in tensor.filters] == [h5_filters.LZ4]:
+    lz4 = [number for number, _ in tensor.filters] == [h5_filters.LZ4]
+    if lz4:
         states[(table.masks & 1 == 0) & (table.nbytes == n + h5_filters.LZ4_HEAD)] = UNKNOWN
     states[unfiltered] = PLAIN
     states[table.offsets < 0] = MISSING
-    return Plan(table, table.offsets + head, bytearray(states))
+    return Plan(table, table.offsets + head, bytearray(states), lz4 and not table.masks.any())
 
 
 def _gather(tensor: ChunkedTensor, plan: Plan, box: Sequence[Span], out: npt.NDArray[Any]) -> None:
@@ -292,6 +298,9 @@ def _read_halves(
 
 def _decode(tensor: ChunkedTensor, plan: Plan, i: int) -> npt.NDArray[Any]:
     """One chunk with its filters undone, as an array of the chunk's shape."""
+    packed = h5_packed.chunk(tensor, plan, i)
+    if packed is not None:
+        return packed
     nbytes = math.prod(tensor.chunk) * tensor.dtype.itemsize
     offset, stored = int(plan.table.offsets[i]), int(plan.table.nbytes[i])
     if nbytes > MAX_DECODED or offset + stored > tensor.file.size or stored > 8 * nbytes + 4096:

@@ -36,6 +36,8 @@ class Plan:
     """Where a plain chunk's elements start."""
     states: bytearray
     """What is known of each chunk. Threads may find out the same thing twice."""
+    only_lz4: bool
+    """Whether all chunks went through the LZ4 filter and no other."""
 
 
 def all_plain(tensor: ChunkedTensor, plan: Plan, first: int, count: int, step: int = 1) -> bool:

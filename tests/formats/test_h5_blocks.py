@@ -264,7 +264,7 @@ def test_encoded_chunks_are_decoded_once(file: Path) -> None:
         array = CASES["encoded"][0]
         for start in range(0, array.nbytes, 1000):
             read_into(tensors["encoded"], start, memoryview(bytearray(min(1000, array.nbytes - start))))
-    assert cache.misses == 5 * 3
+    assert cache.misses == (5 if native.LIBRARY is not None else 5 * 3)  # rows of chunks, or chunks
     assert cache.nbytes < array.nbytes
 
 
