@@ -84,6 +84,32 @@ def test_gather(
 
 
 @needs_library
+@pytest.mark.parametrize("wide", [256, 300, 1000, 4096, 100])
+@pytest.mark.parametrize("shift", [0, 1, 16, 63])
+def test_runs_too_large_for_the_caches(tmp_path: Path, wide: int, shift: int) -> None:
+    """They are written past them, wherever they begin and end."""
+    rng = np.random.default_rng(wide + shift)
+    high, count = 500, 6
+    rows, cols = 9 * high, count * wide - 40
+    rows += -(-(9 << 20) // cols) if rows * cols < 9 << 20 else 0
+    bands = -(-rows // high)
+    data = rng.integers(0, 256, (bands, count, high, wide), np.uint8)
+    path = tmp_path / "chunks"
+    path.write_bytes(data.tobytes())
+    matrix = data.transpose(0, 2, 1, 3).reshape(bands * high, -1)[:rows, :cols].reshape(-1)
+    starts = np.arange(bands * count, dtype=np.int64) * high * wide
+    room = np.zeros(matrix.size + 200, np.uint8)
+    first = -room.ctypes.data % 64 + shift
+    fd = os.open(path, os.O_RDONLY)
+    for begin, n in ((0, matrix.size), (77, 5 << 20), (cols + 1, (4 << 20) + 1), (3 * cols, 8 << 20)):
+        room[:] = 0
+        native.gather_span(fd, starts, count, high, wide, cols, begin, room[first : first + n])
+        assert (room[first : first + n] == matrix[begin : begin + n]).all()
+        assert not room[:first].any() and not room[first + n :].any()
+    os.close(fd)
+
+
+@needs_library
 def test_a_file_that_ends_early_says_where(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(bytes(1000))
