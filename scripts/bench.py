@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import click
-from benchmarks import footprint, peers, readiness, throughput
+from benchmarks import footprint, peers, random_reads, readiness, throughput
 from benchmarks.common import Bench, Result, Skipped
 from benchmarks.machine import work_folder, write
 
@@ -25,7 +25,7 @@ MEASURES: dict[str, tuple[str, tuple[str, ...], Callable[[Bench], Result]]] = {
     "P4": ("mount + from_pretrained, against a conversion", ("h5py", "torch", "transformers"), readiness.first_model),
     "P5": ("peak memory of the daemon, 70B and 7B streamed", ("h5py", "lz4"), footprint.peak_memory),
     "P6": ("mount ready, Llama 70B with AdamW state", ("h5py", "lz4"), readiness.ready),
-    "P7": ("random 4 KiB reads, median", ("h5py", "hdf5plugin"), footprint.random_reads),
+    "P7": ("random 4 KiB reads, median", ("h5py", "hdf5plugin"), random_reads.random_reads),
     "P8": ("two readers / one reader", ("h5py", "hdf5plugin"), throughput.two_readers),
     "PEERS": ("a tensor: ckptfs / the fastest of h5py, hdfuse, ratarmount", ("h5py", "hdf5plugin"), peers.others),
 }

@@ -1,16 +1,12 @@
-"""What reading costs: P5 memory while huge models stream, P7 time and bytes of random reads."""
+"""P5: memory while huge models stream."""
 
 from __future__ import annotations
 
 import os
 import random
-import statistics
-import time
-from collections.abc import Iterable
 
 from benchmarks import emit, models
-from benchmarks.common import GB, MIB, Bench, Result, Skipped, median, remove, renamed
-from benchmarks.mounting import warm
+from benchmarks.common import GB, MIB, Bench, Result, remove
 
 
 def peak_memory(bench: Bench) -> Result:
@@ -62,44 +58,3 @@ def _read_span(path: str, start: int, nbytes: int) -> int:
                 break
             done += n
     return done
-
-
-def random_reads(bench: Bench, n: int = 2000) -> Result:
-    """P7: pages of 4 KiB of the largest tensor at random places, never read before through this mount."""
-    source = renamed(bench)
-    seconds: list[float] = []
-    factors: list[float] = []
-    medians: list[float] = []
-    for run in range(bench.runs):
-        warm(source)
-        with bench.mount(source) as mount:
-            path = max((e.path for e in os.scandir(f"{mount.path}/raw")), key=os.path.getsize)
-            there = range(os.path.getsize(path) // 4096)
-            if len(there) < 100:
-                raise Skipped("the checkpoint has no tensor of 400 KiB")
-            pages = random.Random(run).sample(there, min(n, len(there)))
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.pread(fd, 4096, 4096 * pages[0])  # the chunk table is read with the first block
-                before = mount.bytes_read()
-                timed = _timed_reads(fd, pages[1:])
-                seconds += timed
-                medians.append(1e3 * median(timed))
-                factors.append((mount.bytes_read() - before) / (4096 * (len(pages) - 1)))
-            finally:
-                os.close(fd)
-    points = statistics.quantiles(seconds, n=100)
-    factor = median(factors)
-    unmet = None if factor <= 16 else f"read from the source: {factor:.1f} x what was asked for, target 16 x"
-    more = {"p95 ms": points[94] * 1e3, "p99 ms": points[98] * 1e3, "largest ms": max(seconds) * 1e3}
-    more["bytes read / asked"] = factor
-    return Result(median(medians), "ms", 1.0, medians, at_most=True, unmet=unmet, more=more)
-
-
-def _timed_reads(fd: int, pages: Iterable[int]) -> list[float]:
-    found = []
-    for page in pages:
-        start = time.perf_counter()
-        os.pread(fd, 4096, 4096 * page)
-        found.append(time.perf_counter() - start)
-    return found
