@@ -42,6 +42,7 @@ class TileCache:
         self._used: dict[Hashable, float] = {}
         self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()
+        self._lent = 0
 
     def get(self, key: Hashable, make: Callable[[], _Array], share: float = 0.0) -> _Array:
         """The tile under *key*, made by *make* when it is not there. The caller must not write to it.
@@ -72,6 +73,13 @@ class TileCache:
                 self.seconds += time.perf_counter() - start
                 del self._making[key]
             event.set()
+
+    def lend(self, share: float) -> int:
+        """Leave that part of the budget to another cache; how many bytes that are. What was lent before comes back."""
+        whole = self.budget + self._lent
+        self._lent = int(whole * share)
+        self.budget = whole - self._lent
+        return self._lent
 
     def _keep(self, key: Hashable, tile: _Array, share: float) -> None:
         if tile.nbytes > self.budget:

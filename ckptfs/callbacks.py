@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptfs import native
+from ckptfs.cache import shared
 from ckptfs.errors import CkptfsError
 from ckptfs.stats import Stats
 
@@ -45,8 +46,13 @@ def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
 
 def _read_in_c(python: Any, library: ctypes.CDLL, binding: Any) -> Any:
     """A callback in C that asks *python* only for what it cannot say: most reads need not wait for Python's lock."""
+    library.ckptfs_keep_tiles(shared().lend(_TILES_IN_C))
     library.ckptfs_serve(ctypes.cast(python, ctypes.c_void_p), binding.fuse_file_info.fh.offset)
     return type(python)(ctypes.cast(library.ckptfs_fuse_read, ctypes.c_void_p).value)
+
+
+_TILES_IN_C = 0.25
+"""Part of the cache's budget for tiles of transposed matrices that C keeps."""
 
 
 def _answering(method: Callable[..., int]) -> Callable[..., int]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 6
+INTERFACE = 7
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
@@ -31,10 +31,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_read": (c_void_p, c_int64, c_int64, c_void_p),
     "ckptfs_give_part": (c_void_p, c_int64, c_void_p),
     "ckptfs_serve": (c_void_p, c_int64),
+    "ckptfs_keep_tiles": (c_int64,),
     "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_gather_span": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_void_p, c_int64),
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),
-    "ckptfs_gather_transposed": (c_int, c_void_p, *[c_int64] * 8, c_void_p, c_int64, c_void_p, c_int64),
+    "ckptfs_gather_transposed": (c_int, c_void_p, *[c_int64] * 9, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_transpose": (c_void_p, c_int64, c_void_p, *[c_int64] * 4),
     "ckptfs_unpack": (c_void_p, c_int, *[c_void_p] * 4, *[c_int64] * 7, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_bfloat16": (c_void_p, c_int64, c_int64, c_double),
@@ -104,14 +105,14 @@ def gather_transposed(
 ) -> None:
     """The part *rows* x *cols* (start, count) of chunks one below the other into ``out[col][row]``; elements of *size*.
 
-    *starts* (int64) says where each chunk's elements begin. Raises `Truncated` and OSError.
+    *starts* (int64, at any distance) says where each chunk's elements begin. Raises `Truncated` and OSError.
     """
     assert LIBRARY is not None
     wide = chunk[1] * size
     buffer = scratch("native", max(SCRATCH, wide))
     at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
-    where = (chunk[0], wide, size, *rows, *cols)
-    _check(LIBRARY.ckptfs_gather_transposed(fd, at, len(starts), *where, line, out.strides[0], room, buffer.nbytes))
+    where = (starts.strides[0] // 8, len(starts), chunk[0], wide, size, *rows, *cols)
+    _check(LIBRARY.ckptfs_gather_transposed(fd, at, *where, line, out.strides[0], room, buffer.nbytes))
 
 
 def look(fd: int, offsets: _Array, step: int, nbytes: int, states: _Array) -> None:

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from ckptfs import native
 
-TEXT, STORED, TILES, PART, ORDER, JOIN = range(6)
+TEXT, STORED, TILES, PART, ORDER, JOIN, TURN = range(7)
+MOST_TURNED = 4 << 20
+"""Largest tile of a transposed matrix, in bytes."""
 
 
 class Node(ctypes.Structure):
@@ -96,6 +98,18 @@ def ordered(of: Node | None, order: npt.NDArray[np.int64], starts: npt.NDArray[n
     arrays = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(starts, np.int64)
     places = dict(zip(("order", "offsets"), (a.ctypes.data for a in arrays), strict=True))
     return _node(ORDER, (of, arrays), part=of.address, n=len(order) // len(starts), cols=cols, **places)
+
+
+def turned(of: Node | None, shape: tuple[int, int], size: int, high: int, serial: int) -> Node | None:
+    """The transpose of the matrix *of*, whose *shape* is that of the transpose, with elements of *size* bytes.
+
+    It is made in tiles of *high* rows; *serial* names the tensor among all. None for matrices that C cannot transpose.
+    """
+    rows, cols = shape
+    if of is None or of.kind not in (TILES, JOIN) or not 0 < high * cols * size <= MOST_TURNED or not rows:
+        return None
+    sizes = {"n": rows, "high": high, "cols": cols * size, "wide": size, "nbytes": rows * size}
+    return _node(TURN, of, part=of.address, shift=serial, **sizes)
 
 
 def joined(nodes: list[Node | None], starts: tuple[int, ...]) -> Node | None:

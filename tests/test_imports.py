@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "loading": [*EVERYTHING_BELOW, "api"],
     "saving": [*EVERYTHING_BELOW, "api", "write"],
     "stats": ["cache", "layouts.extent", "tree.node"],
-    "callbacks": ["errors", "native", "stats"],
+    "callbacks": ["errors", "cache", "native", "stats"],
     "fuse": ["errors", "native", "callbacks", "stats", "tree*", "layouts.extent", "layouts.reader"],
     "environment": ["errors", "fuse", "mounts", "native"],
     "mounts": ["errors"],

@@ -17,7 +17,7 @@
 /* Raised with every change of a signature: a library left over from an older source must not be called. */
 int64_t ckptfs_interface(void)
 {
-    return 6;
+    return 7;
 }
 
 /* n bytes; the widths of real chunks' rows get code without a call. */
@@ -281,15 +281,15 @@ void ckptfs_transpose(const byte *in, int64_t in_pitch, byte *out, int64_t out_p
 
 /* Columns of rows that lie in `count` chunks one below the other, transposed: out[c][r].
  *
- * starts:   where in the file row 0 of each chunk lies
+ * starts:   where in the file row 0 of each chunk lies, `step` places from one to the next
  * high:     rows of a chunk;  wide: bytes of a chunk's row;  size: bytes of an element
  * row, rows: the wanted rows, counted from the first row of the first chunk;  col, cols: the wanted elements of a row
  * pitch:    distance of the lines of `out`
  * Returns as gather.
  */
-int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t count, int64_t high, int64_t wide, int64_t size,
-                                 int64_t row, int64_t rows, int64_t col, int64_t cols, byte *out, int64_t pitch,
-                                 byte *scratch, int64_t scratch_nbytes)
+int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, int64_t count, int64_t high, int64_t wide,
+                                 int64_t size, int64_t row, int64_t rows, int64_t col, int64_t cols, byte *out,
+                                 int64_t pitch, byte *scratch, int64_t scratch_nbytes)
 {
     int64_t room = scratch_nbytes / wide;
     for (int64_t i = 0; i < count; i++) {
@@ -297,7 +297,7 @@ int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t count, i
         int64_t upto = row + rows < (i + 1) * high ? row + rows - i * high : high;
         for (int64_t top = from; top < upto; top += room) {
             int64_t n = upto - top < room ? upto - top : room;
-            int64_t failed = ckptfs_read_exactly(fd, scratch, n * wide, starts[i] + top * wide);
+            int64_t failed = ckptfs_read_exactly(fd, scratch, n * wide, starts[i * step] + top * wide);
             if (failed)
                 return failed;
             ckptfs_transpose(scratch + col * size, wide, out + (i * high + top - row) * size, pitch, n, cols, size);

@@ -13,6 +13,9 @@ enum { UNKNOWN, PLAIN, ENCODED, MISSING }; /* what is known of a chunk, as in fo
 int64_t ckptfs_read_exactly(int fd, byte *out, int64_t n, int64_t offset);
 int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t high, int64_t wide, int64_t cols,
                            int64_t start, int64_t nbytes, byte *out, byte *scratch, int64_t scratch_nbytes);
+int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, int64_t count, int64_t high, int64_t wide,
+                                 int64_t size, int64_t row, int64_t rows, int64_t col, int64_t cols, byte *out,
+                                 int64_t pitch, byte *scratch, int64_t scratch_nbytes);
 int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states);
 
 static inline uint64_t big_endian(const byte *in, int n)

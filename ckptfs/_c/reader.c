@@ -4,53 +4,35 @@
  * order. Whatever needs more (decoding, arithmetic, a message about damage) is left to Python, which gives the same bytes
  * for the same request.
  */
-#include "native.h"
+#include "nodes.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 
-enum { TEXT, STORED, TILES, PART, ORDER, JOIN };
-enum { SCRATCH = 1 << 18, MOST_ORDERED = 8 << 20 };
+enum { MOST_ORDERED = 8 << 20 };
 
-/* One structure for all kinds, the twin of nodes.Node. All sizes and positions in bytes, but for rows and chunks. */
-typedef struct node {
-    int64_t kind, fd;
-    const byte *text;            /* TEXT */
-    const int64_t *starts;       /* TILES: where each chunk's elements begin;  JOIN: of each part, and the end */
-    const int64_t *offsets;      /* TILES: where each chunk begins;  ORDER: the first row in `part` of each block */
-    byte *states;                /* TILES */
-    const int64_t *order;        /* ORDER: which row of `part` stands in each row */
-    const struct node *part;     /* PART, ORDER */
-    const struct node **parts;   /* JOIN: NULL for those that are left to Python */
-    int64_t shift;               /* STORED: position in the file;  PART: in `part` */
-    int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows of a block */
-    int64_t high, wide;          /* TILES: a chunk's rows, and its row */
-    int64_t cols;                /* TILES, ORDER: the matrix's row */
-    int64_t nbytes;              /* TILES: of a chunk */
-} node;
+static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
 
-static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch);
-
-/* Whether all chunks of [first, end) are plain; looks at those not looked at before. */
-static int all_plain(const node *of, int64_t first, int64_t end)
+int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step)
 {
+    const byte *states = of->states + first;
     for (int pass = 0;; pass++) {
         int known = 1;
-        for (int64_t i = first; i < end; i++) {
-            if (of->states[i] != PLAIN && of->states[i] != UNKNOWN)
+        for (int64_t i = 0; i < count; i++) {
+            if (states[i * step] != PLAIN && states[i * step] != UNKNOWN)
                 return 0;
-            known &= of->states[i] == PLAIN;
+            known &= states[i * step] == PLAIN;
         }
         if (known || pass)
             return known;
-        if (ckptfs_look((int)of->fd, of->offsets + first, end - first, 1, of->nbytes, of->states + first))
+        if (ckptfs_look((int)of->fd, of->offsets + first, (count - 1) * step + 1, step, of->nbytes, of->states + first))
             return 0;
     }
 }
 
-static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
 {
     int64_t row = start / of->cols, last = (start + nbytes - 1) / of->cols;
     int64_t first = row / of->high * of->n, end = (last / of->high + 1) * of->n;
@@ -58,18 +40,19 @@ static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, 
         end = first + (start + nbytes - 1) % of->cols / of->wide + 1;
         first += start % of->cols / of->wide;
     }
-    return all_plain(of, first, end) && !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide,
-                                                               of->cols, start, nbytes, out, scratch, SCRATCH);
+    return ckptfs_all_plain(of, first, end - first, 1) &&
+           !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide, of->cols, start, nbytes, out,
+                               asked->scratch, SCRATCH);
 }
 
-static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, byte *scratch)
+static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, const request *asked)
 {
     const int64_t *order = of->order + row;
     int64_t low = order[0], high = order[0], run = 1;
     while (run < rows && order[run] == order[0] + run)
         run++;
     if (run == rows)
-        return fill(of->part, order[0] * of->cols, rows * of->cols, out, scratch);
+        return fill(of->part, order[0] * of->cols, rows * of->cols, out, asked);
     for (int64_t i = 1; i < rows; i++) {
         low = order[i] < low ? order[i] : low;
         high = order[i] > high ? order[i] : high;
@@ -77,7 +60,7 @@ static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, byte 
     if ((high - low + 1) * of->cols > MOST_ORDERED)
         return 0;
     byte *found = malloc((size_t)((high - low + 1) * of->cols));
-    int done = found && fill(of->part, low * of->cols, (high - low + 1) * of->cols, found, scratch);
+    int done = found && fill(of->part, low * of->cols, (high - low + 1) * of->cols, found, asked);
     for (int64_t i = 0; done && i < rows; i++)
         memcpy(out + i * of->cols, found + (order[i] - low) * of->cols, (size_t)of->cols);
     free(found);
@@ -85,13 +68,13 @@ static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, byte 
 }
 
 /* Rows in blocks that each come from neighbouring rows; the blocks that neighbour each other there, too, go together. */
-static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
 {
     while (nbytes > 0) {
         int64_t row = start / of->cols, inside = start % of->cols, n = of->cols - inside;
         if (inside || nbytes < n) { /* a part of a row */
             n = nbytes < n ? nbytes : n;
-            if (!fill(of->part, of->order[row] * of->cols + inside, n, out, scratch))
+            if (!fill(of->part, of->order[row] * of->cols + inside, n, out, asked))
                 return 0;
         } else {
             int64_t rows = nbytes / of->cols, block = row / of->n;
@@ -99,7 +82,7 @@ static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out
                 block++;
             rows = (block + 1) * of->n - row < rows ? (block + 1) * of->n - row : rows;
             n = rows * of->cols;
-            if (!fill_rows(of, row, rows, out, scratch))
+            if (!fill_rows(of, row, rows, out, asked))
                 return 0;
         }
         start += n;
@@ -123,13 +106,8 @@ static int64_t part_at(const node *of, int64_t position)
     return low;
 }
 
-static const node *part_of(const node *of, int64_t i)
-{
-    return __atomic_load_n(&of->parts[i], __ATOMIC_ACQUIRE);
-}
-
 /* How many of the bytes from `start` on there are before a part that is left to Python, or the end. */
-static int64_t fill_joined(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+static int64_t fill_joined(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
 {
     int64_t done = 0;
     for (int64_t i = part_at(of, start); done < nbytes && i < of->n; i++) {
@@ -138,7 +116,7 @@ static int64_t fill_joined(const node *of, int64_t start, int64_t nbytes, byte *
         if (n <= 0)
             continue;
         const node *part = part_of(of, i);
-        if (!part || !fill(part, at, n, out + done, scratch))
+        if (!part || !fill(part, at, n, out + done, asked))
             break;
         done += n;
     }
@@ -155,7 +133,7 @@ static int has_parts(const node *of, int64_t start, int64_t nbytes)
 }
 
 /* 1 when all of it is in `out`. */
-static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, byte *scratch)
+static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
 {
     switch (of->kind) {
     case TEXT:
@@ -164,13 +142,15 @@ static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, byte *
     case STORED:
         return !ckptfs_read_exactly((int)of->fd, out, nbytes, of->shift + start);
     case TILES:
-        return fill_tiles(of, start, nbytes, out, scratch);
+        return fill_tiles(of, start, nbytes, out, asked);
     case PART:
-        return fill(of->part, of->shift + start, nbytes, out, scratch);
+        return fill(of->part, of->shift + start, nbytes, out, asked);
     case ORDER:
-        return fill_ordered(of, start, nbytes, out, scratch);
+        return fill_ordered(of, start, nbytes, out, asked);
+    case TURN:
+        return ckptfs_fill_turned(of, start, nbytes, out, asked);
     case JOIN:
-        return fill_joined(of, start, nbytes, out, scratch) == nbytes;
+        return fill_joined(of, start, nbytes, out, asked) == nbytes;
     }
     return 0;
 }
@@ -178,9 +158,9 @@ static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, byte *
 /* Bytes [start, start + nbytes) of a file, a JOIN: how many of them are in `out` now; Python has to say the next one. */
 int64_t ckptfs_read(const node *file, int64_t start, int64_t nbytes, byte *out)
 {
-    byte *scratch = malloc(SCRATCH); /* memory that was freed a moment ago, and is in the cache still */
-    int64_t done = scratch ? fill_joined(file, start, nbytes, out, scratch) : 0;
-    free(scratch);
+    request asked = {malloc(SCRATCH), nbytes}; /* memory that was freed a moment ago, and is in the cache still */
+    int64_t done = asked.scratch ? fill_joined(file, start, nbytes, out, &asked) : 0;
+    free(asked.scratch);
     return done;
 }
 

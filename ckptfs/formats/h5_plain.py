@@ -234,7 +234,7 @@ def fill_transposed(tensor: ChunkedTensor, plan: Plan, row: int, col: int, out: 
     at = first * step + col // wide
     if not all_plain(tensor, plan, at, count, step):
         return False
-    starts = np.ascontiguousarray(plan.data[at : at + (count - 1) * step + 1 : step])
+    starts = plan.data[at : at + (count - 1) * step + 1 : step]
     rows, cols = (inside, out.shape[1]), (col % wide, len(out))
     try:
         native.gather_transposed(tensor.file.fd, starts, (high, wide), size, rows, cols, out)

@@ -8,10 +8,12 @@ from functools import partial
 
 import numpy as np
 
+from ckptfs import nodes
 from ckptfs.cache import TileCache, shared
 from ckptfs.dtypes import DType
 from ckptfs.formats.source import Shape, Tensor, Words
-from ckptfs.formats.spans import read_blocks, read_transposed
+from ckptfs.formats.spans import node_of, read_blocks, read_transposed
+from ckptfs.nodes import Node
 
 TILE = 2 << 20
 """Bytes that are transposed at once."""
@@ -77,6 +79,14 @@ class Transposed:
                 tile = self.cache.get((self._uid, top, 0), partial(self._make, top, 0, bottom, cols), share)
                 part[...] = tile.reshape(-1)[at : at + len(part)]
             done += len(part)
+
+    def node(self) -> Node | None:
+        """As `nodes` says: where tiles have whole rows."""
+        if self._tile[1] < self.shape[1] or self.dtype.itemsize not in (1, 2, 4, 8):
+            return None
+        return nodes.turned(
+            node_of(self.source), (self.shape[0], self.shape[1]), self.dtype.itemsize, self._tile[0], self._uid
+        )
 
     def _read_tile(self, top: int, left: int, row: int, col: int, out: Words) -> None:
         """The part of tile (*top*, *left*) that *out*, which starts at (*row*, *col*), wants."""

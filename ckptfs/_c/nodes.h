@@ -1,0 +1,43 @@
+/* Nodes, which stand for runs of bytes: what reader.c and turned.c share. nodes.py makes them. */
+#ifndef CKPTFS_NODES_H
+#define CKPTFS_NODES_H
+
+#include "native.h"
+
+enum { TEXT, STORED, TILES, PART, ORDER, JOIN, TURN };
+enum { SCRATCH = 1 << 18 };
+
+/* One structure for all kinds, the twin of nodes.Node. All sizes and positions in bytes, but for rows and chunks. */
+typedef struct node {
+    int64_t kind, fd;
+    const byte *text;            /* TEXT */
+    const int64_t *starts;       /* TILES: where each chunk's elements begin;  JOIN: of each part, and the end */
+    const int64_t *offsets;      /* TILES: where each chunk begins;  ORDER: the first row in `part` of each block */
+    byte *states;                /* TILES */
+    const int64_t *order;        /* ORDER: which row of `part` stands in each row */
+    const struct node *part;     /* PART, ORDER;  TURN: the matrix that is transposed, TILES or rows of them joined */
+    const struct node **parts;   /* JOIN: NULL for those that are left to Python */
+    int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor */
+    int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows of a block;  TURN: rows */
+    int64_t high, wide;          /* TILES: a chunk's rows, and its row;  TURN: rows of a tile, and an element */
+    int64_t cols;                /* TILES, ORDER, TURN: the matrix's row */
+    int64_t nbytes;              /* TILES: of a chunk;  TURN: of a row of `part` */
+} node;
+
+/* What a request brings along: SCRATCH bytes of memory, and how many bytes it is about. */
+typedef struct {
+    byte *scratch;
+    int64_t asked;
+} request;
+
+/* Whether `count` chunks from `first` on, each `step`-th, are plain; looks at those not looked at before. */
+int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step);
+/* 1 when bytes [start, start + nbytes) of a TURN are in `out`. */
+int ckptfs_fill_turned(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
+
+static inline const node *part_of(const node *of, int64_t i)
+{
+    return __atomic_load_n(&of->parts[i], __ATOMIC_ACQUIRE);
+}
+
+#endif
