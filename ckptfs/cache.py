@@ -6,6 +6,7 @@ Both are bounded, whatever the model's size.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -74,6 +75,14 @@ class TileCache:
                 del self._making[key]
             event.set()
 
+    def forget_threads(self) -> None:
+        """Begin anew, in a child process that has none of the threads which use this cache."""
+        self._lock = threading.Lock()
+        self._making = {}
+        self._tiles.clear()
+        self._used.clear()
+        self.nbytes = 0
+
     def lend(self, share: float) -> int:
         """Leave that part of the budget to another cache; how many bytes that are. What was lent before comes back."""
         whole = self.budget + self._lent
@@ -105,6 +114,7 @@ class TileCache:
 
 
 _shared = TileCache()
+os.register_at_fork(after_in_child=_shared.forget_threads)
 
 
 def shared() -> TileCache:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ckptfs.cache import TileCache, borrow, scratch
+from ckptfs.cache import TileCache, borrow, scratch, shared
 
 
 def tile(n: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -103,3 +105,33 @@ print(faults() - before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     if platform.libc_ver()[0] == "glibc":
         assert int(done.stdout) < 20 * (1 << 21) // 4096 // 10
+
+
+def test_a_child_does_not_wait_for_threads_of_its_parent() -> None:
+    """A tile that another thread was making at the fork is made by the child itself."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        begun.set()
+        go.wait(30)
+        return tile(3)
+
+    cache = shared()
+    thread = threading.Thread(target=cache.get, args=(("fork", 1), slowly))
+    thread.start()
+    begun.wait(30)
+    pid = os.fork()
+    if pid == 0:
+        found = cache.get(("fork", 1), lambda: np.ones(3, np.uint8))
+        os._exit(0 if found.tolist() == [1, 1, 1] and cache.nbytes == 3 else 1)
+    end, ended = time.monotonic() + 30, 0
+    while not ended and time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+    go.set()
+    thread.join()
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    assert status == 0
+    assert cache.get(("fork", 1), lambda: np.ones(3, np.uint8)).tolist() == [0, 0, 0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,7 +55,6 @@ class ChunkedTensor:
     serial: int = field(default_factory=itertools.count().__next__)
     """Names the tensor in the cache; an id() or a descriptor may come back."""
     _plan: Plan | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def grain(self) -> tuple[int, int]:
@@ -159,10 +157,9 @@ class ChunkedTensor:
             at += n
 
     def _make_plan(self) -> Plan:
-        with self._lock:
-            if self._plan is None:
-                self._plan = _plan(self)
-            return self._plan
+        """Without a lock: two threads may make the same plan, and a child process waits for no thread of its parent."""
+        plan = self._plan = _plan(self)
+        return plan
 
 
 def boxes(dims: Sequence[int], start: int, stop: int) -> Iterator[tuple[Span, ...]]:
