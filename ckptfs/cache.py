@@ -75,6 +75,10 @@ class TileCache:
                 del self._making[key]
             event.set()
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether that tile is there, or being made, at this moment."""
+        return key in self._tiles or key in self._making
+
     def forget_threads(self) -> None:
         """Begin anew, in a child process that has none of the threads which use this cache."""
         self._lock = threading.Lock()

@@ -86,19 +86,22 @@ static tile *place_for(int64_t nbytes)
     }
 }
 
+/* The place of a tile that is there or being made, NULL when it is neither. With the lock held. */
+static tile *kept_tile(const node *of, int64_t top)
+{
+    for (tile *t = kept; t < kept + TILES_KEPT; t++)
+        if (t->state != FREE && t->tensor == of->shift && t->top == top)
+            return t;
+    return NULL;
+}
+
 /* The tile, found or made, with one more reader; NULL when that is left to Python. */
 static tile *take(const node *of, int64_t top, int64_t rows, const request *asked)
 {
     tile *found;
     pthread_mutex_lock(&lock);
-    do {
-        found = NULL;
-        for (tile *t = kept; t < kept + TILES_KEPT; t++)
-            if (t->state != FREE && t->tensor == of->shift && t->top == top)
-                found = t;
-        if (found && found->state == MAKING)
-            pthread_cond_wait(&made, &lock);
-    } while (found && found->state != READY);
+    while ((found = kept_tile(of, top)) && found->state == MAKING)
+        pthread_cond_wait(&made, &lock); /* its place may have another tile by then */
     if (!found && asked->asked >= LEAST_ASKED && (found = place_for(rows * of->cols))) {
         *found = (tile){.state = MAKING, .tensor = of->shift, .top = top, .nbytes = rows * of->cols};
         pthread_mutex_unlock(&lock);

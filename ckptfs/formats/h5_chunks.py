@@ -73,8 +73,8 @@ class ChunkedTensor:
         plan = self._plan or self._make_plan()
         if self._is_tiled and col % self.chunk[1] == 0 and (col + out.shape[1]) % self.chunk[1] in (0, self._rest):
             self._read_tiles(plan, row, col, out)
-            return
-        self._read_boxes(plan, row, col, out)
+        elif not (self._is_tiled and h5_packed.fill_part(self, plan, row, col, out)):
+            self._read_boxes(plan, row, col, out)
 
     def read_span(self, start: int, out: npt.NDArray[Any]) -> None:
         """Elements from *start* on, in C order, into the 1-d array *out*."""
@@ -86,13 +86,15 @@ class ChunkedTensor:
         several = start // cols < (start + len(out) - 1) // cols  # a part of one row needs few of the row's chunks
         if several and native.LIBRARY is not None and h5_plain.fill_bands(self, plan, start, out):
             return
+        # a reader of the whole tensor begins and ends with such a part, too
+        together = several or start == 0 or start + len(out) == self.shape[0] * cols
         band = self.chunk[0] * cols
         while done < len(out):
             n = min(len(out) - done, band - (start + done) % band)
             part = out[done : done + n]
             one_row = (start + done) // cols == (start + done + n - 1) // cols
             plain = not one_row and h5_plain.fill_span(self, plan, start + done, part)
-            if not plain and not (several and h5_packed.fill_span(self, plan, start + done, part)):
+            if not plain and not h5_packed.fill_span(self, plan, start + done, part, together):
                 read_blocks(self, start + done, part)
             done += n
 

@@ -51,25 +51,51 @@ def fill_rows(tensor: ChunkedTensor, plan: Plan, row: int, first: int, out: npt.
     if inside == 0 and whole:
         return min(whole, high * _unpack(tensor, plan, band, first, out[:whole]))
     n = min(len(out), high - inside)
-    rows = _kept(tensor, plan, band, n) if n > 1 and out.shape[1] == tensor.shape[1] else None
+    rows = _kept(tensor, plan, band, n) if out.shape[1] == tensor.shape[1] else None
     if rows is None:
         return 0
     out[:n] = rows[inside : inside + n]
     return n
 
 
-def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[Any]) -> bool:
-    """As `h5_plain.fill_span`, for any span in one row of chunks; False where that is left to others."""
+def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[Any], together: bool) -> bool:
+    """As `h5_plain.fill_span`, for any span in one row of chunks; False where that is left to others.
+
+    *together*: the rest of the row of chunks is probably wanted, too. Otherwise a small part of a row is left to
+    others: it needs few of these chunks.
+    """
     if not _can_unpack(plan):
         return False
     cols = tensor.shape[1]
     band, inside = divmod(start, tensor.chunk[0] * cols)
     if inside == 0 and len(out) == _n_rows(tensor, band) * cols:
         return _unpack(tensor, plan, band, 0, out.reshape(-1, cols)) == 1
+    if not (together or 2 * len(out) >= cols or tensor.cache.holds(_key(tensor, band))):
+        return False
     rows = _kept(tensor, plan, band, len(out) / cols)
     if rows is None:
         return False
     out[...] = rows.reshape(-1)[inside : inside + len(out)]
+    return True
+
+
+def fill_part(tensor: ChunkedTensor, plan: Plan, row: int, col: int, out: npt.NDArray[Any]) -> bool:
+    """Any block in one row of chunks, from those that are kept; False where few of its chunks are needed, and are not.
+
+    A request begins and ends with a part of a row, and others want the rest of it.
+    """
+    band, inside = divmod(row, tensor.chunk[0])
+    cols, n = tensor.shape[1], len(out)
+    if not _can_unpack(plan) or inside + n > tensor.chunk[0]:
+        return False
+    if not (2 * out.shape[1] >= cols or tensor.cache.holds(_key(tensor, band))):
+        return False
+    if plan.states[band * plan.table.grid[1] + col // tensor.chunk[1]] != ENCODED:
+        return False  # plain as far as is known: read in place
+    rows = _kept(tensor, plan, band, out.size / cols)
+    if rows is None:
+        return False
+    out[...] = rows[inside : inside + n, col : col + out.shape[1]]
     return True
 
 
@@ -89,9 +115,13 @@ def _kept(tensor: ChunkedTensor, plan: Plan, band: int, n_rows: float) -> npt.ND
         return None
     try:
         make = partial(_band, tensor, plan, band, shape)
-        return tensor.cache.get(("h5 band", tensor.serial, band), make, n_rows / shape[0])
+        return tensor.cache.get(_key(tensor, band), make, n_rows / shape[0])
     except _NotAll:
         return None
+
+
+def _key(tensor: ChunkedTensor, band: int) -> tuple[str, int, int]:
+    return "h5 band", tensor.serial, band
 
 
 def _band(tensor: ChunkedTensor, plan: Plan, band: int, shape: tuple[int, int]) -> npt.NDArray[Any]:

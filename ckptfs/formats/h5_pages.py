@@ -19,6 +19,7 @@ _PAGE = 16 << 10
 _MAX_PAGES = 256
 _RUN = 8
 _MIN_TEXT = 1 << 20
+_USUAL_HEAP = 4096
 
 _HEAP_OBJECT = struct.Struct("<H6xQ")
 
@@ -83,11 +84,12 @@ class MetadataFile:
         return heap[0][start : start + n]
 
     def _collection(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
-        head = self.read(address, 16)
-        size = int.from_bytes(head[8:16], "little")
-        if head[:4] != b"GCOL" or size < 16:
+        data = self.read(address, max(16, min(_USUAL_HEAP, self.size - self.base - address)))
+        size = int.from_bytes(data[8:16], "little")
+        if data[:4] != b"GCOL" or size < 16:
             raise CorruptHeader(self.path, f"no heap of texts at byte {address}")
-        data = self.read(address, size)
+        if size > len(data):
+            data = self.read(address, size)
         found, at = {}, 16
         while at + 16 <= size:
             index, n = _HEAP_OBJECT.unpack_from(data, at)

@@ -19,6 +19,7 @@ from ckptfs.cache import TileCache
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats import h5_filters, h5_packed
 from ckptfs.formats.spans import read_elements
+from ckptfs.tensors.expr import RowJoin
 from ckptfs.tensors.read import to_bytes
 from tests.formats.h5_files import tensors_of
 
@@ -99,6 +100,22 @@ def test_a_row_of_chunks_is_decoded_once(file: Path, counted: list[int]) -> None
         assert read(tensors["packed"], 1000) == ARRAY.tobytes()
     assert counted == [1] * 5
     assert cache.nbytes == 0  # a sequential reader never comes back
+
+
+@pytest.mark.parametrize("shift", [0, 1, 40, 130, 500])
+def test_nothing_is_kept_of_many_tensors(file: Path, counted: list[int], shift: int) -> None:
+    """Wherever the requests of a sequential reader cut them: also where one has a part of their first or last row."""
+    cache = TileCache()
+    with tensors_of(file, cache) as tensors:
+        joined = RowJoin((tensors["packed"],) * 3)
+        out, done = np.zeros(3 * ROWS * COLS, "<u4"), 0
+        while done < out.size:
+            n = min(1000 if done else 1000 - shift, out.size - done)
+            read_elements(joined, done, out[done : done + n])
+            done += n
+    assert (out.reshape(3, ROWS, COLS) == ARRAY).all()
+    assert cache.nbytes == 0
+    assert counted == [1] * 15
 
 
 @pytest.mark.parametrize("name", ["packed", "mixed"])
