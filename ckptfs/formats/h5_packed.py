@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs import native
-from ckptfs.formats.h5_plain import ENCODED, Plan
+from ckptfs.formats.h5_plain import BUFFER, ENCODED, Plan
 
 if TYPE_CHECKING:
     from ckptfs.formats.h5_chunks import ChunkedTensor
@@ -29,8 +29,8 @@ class _NotAll(Exception):
 def chunk(tensor: ChunkedTensor, plan: Plan, i: int) -> npt.NDArray[Any] | None:
     """One chunk, of any shape; None where that is left to others."""
     nbytes = math.prod(tensor.chunk) * tensor.dtype.itemsize
-    if not _can_unpack(plan) or plan.states[i] != ENCODED or nbytes > MOST_KEPT:
-        return None
+    if not _can_unpack(plan) or plan.states[i] != ENCODED or nbytes > BUFFER:
+        return None  # it would take scratch memory of twice that, for good
     out = np.empty((1, nbytes), np.uint8)
     if not native.unpack(tensor.file.fd, _from(plan, i), 1, (1, nbytes), (1, 1), out):
         return None
