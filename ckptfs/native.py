@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 7
+INTERFACE = 8
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
@@ -32,6 +32,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_give_part": (c_void_p, c_int64, c_void_p),
     "ckptfs_serve": (c_void_p, c_int64),
     "ckptfs_keep_tiles": (c_int64,),
+    "ckptfs_waits": (),
+    "ckptfs_waited": (c_int64,),
+    "ckptfs_ahead_rows": (c_void_p, c_int64, c_int64),
+    "ckptfs_ahead_columns": (c_void_p, c_int64, c_int64),
     "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_gather_span": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_void_p, c_int64),
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),

@@ -15,10 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs import native
+from ckptfs.ahead import step_of
 
 TEXT, STORED, TILES, PART, ORDER, JOIN, TURN = range(7)
 MOST_TURNED = 4 << 20
 """Largest tile of a transposed matrix, in bytes."""
+
+
+LEAST_HINTED = 64 << 10
+"""Smaller reads are those of random readers; as in ``_c/ahead.c``."""
 
 
 class Node(ctypes.Structure):
@@ -40,6 +45,8 @@ class Node(ctypes.Structure):
         ("wide", c_int64),
         ("cols", c_int64),
         ("nbytes", c_int64),
+        ("step", c_int64),
+        ("name", c_int64),
     )
     kept: Any
 
@@ -56,7 +63,7 @@ def text(data: bytes) -> Node:
 
 def stored(fd: int, offset: int) -> Node:
     """Bytes of a file from *offset* on."""
-    return _node(STORED, None, fd=fd, shift=offset)
+    return _node(STORED, None, fd=fd, shift=offset, step=step_of(fd))
 
 
 def tiles(
@@ -67,12 +74,13 @@ def tiles(
     grid: tuple[int, int],
     cols: int,
     count: int,
+    serial: int,
 ) -> Node | None:
     """A matrix in plain chunks, *count* in a row of chunks.
 
     *starts*: where each chunk's elements begin; *offsets*: where it begins; *states*: what is known of it, written to
-    when a chunk is looked at; *grid*: rows of a chunk and bytes of its row; *cols*: bytes of the matrix's row. None
-    where rows of chunks are too large for the scratch memory in C.
+    when a chunk is looked at; *grid*: rows of a chunk and bytes of its row; *cols*: bytes of the matrix's row;
+    *serial* names it among all. None where rows of chunks are too large for the scratch memory in C.
     """
     high, wide = grid
     if wide > native.SCRATCH:
@@ -80,7 +88,8 @@ def tiles(
     seen = np.frombuffer(states, np.uint8)
     arrays = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(offsets, np.int64), seen
     places = dict(zip(("starts", "offsets", "states"), (a.ctypes.data for a in arrays), strict=True))
-    return _node(TILES, arrays, fd=fd, n=count, high=high, wide=wide, cols=cols, nbytes=high * wide, **places)
+    sizes = {"n": count, "shift": len(starts) // count, "high": high, "wide": wide, "cols": cols, "nbytes": high * wide}
+    return _node(TILES, arrays, fd=fd, step=step_of(fd), name=serial, **sizes, **places)
 
 
 def part(of: Node | None, shift: int) -> Node | None:
@@ -145,6 +154,29 @@ class Join:
         line = np.frombuffer(out, np.uint8)
         done: int = native.LIBRARY.ckptfs_read(self.node.address, start, len(out), line.ctypes.data)
         return done
+
+
+class hinted:  # noqa: N801 - reads as a function: ``with hinted(...):``
+    """While the block runs, some of the chunks of *node* are read: the kernel hears of them and of those behind.
+
+    *rows*: (start, nbytes) in bytes, row after row; or *columns*: (first, count) of columns of chunks. Needs `native`.
+    """
+
+    __slots__ = ("_ask", "_node", "_waits", "_where")
+
+    def __init__(self, node: Node, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] = (0, 0)) -> None:
+        assert native.LIBRARY is not None
+        self._ask = native.LIBRARY.ckptfs_ahead_columns if rows is None else native.LIBRARY.ckptfs_ahead_rows
+        self._node, self._where, self._waits = node, rows or columns, 0
+
+    def __enter__(self) -> None:
+        assert native.LIBRARY is not None
+        self._waits = native.LIBRARY.ckptfs_waits()
+        self._ask(self._node.address, *self._where)
+
+    def __exit__(self, *exc: object) -> None:
+        assert native.LIBRARY is not None
+        native.LIBRARY.ckptfs_waited(self._waits)
 
 
 def _node(kind: int, kept: Any, **fields: Any) -> Node:

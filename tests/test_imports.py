@@ -14,14 +14,15 @@ import pytest
 import ckptfs
 
 ROOT = Path(ckptfs.__file__).parent
-BASE = ["errors", "dtypes"]
+BASE = ["errors", "dtypes", "ahead"]
 EVERYTHING_BELOW = [*BASE, "cache", "native", "nodes", "formats*", "tensors*", "mappings*", "layouts*", "legacy*"]
 MAY_IMPORT = {
     "errors": [],
     "dtypes": [],
+    "ahead": [],
     "cache": BASE,
     "native": ["cache"],
-    "nodes": ["native"],
+    "nodes": ["ahead", "native"],
     "formats.h5_graph": [*BASE, "formats.source", "tensors.elementwise"],  # a reader that has to compute
     "formats*": [*BASE, "cache", "native", "nodes", "formats*"],
     "tensors*": [*BASE, "cache", "native", "nodes", "tensors*", "formats.source", "formats.spans"],

@@ -17,11 +17,14 @@ typedef struct node {
     const int64_t *order;        /* ORDER: which row of `part` stands in each row */
     const struct node *part;     /* PART, ORDER;  TURN: the matrix that is transposed, TILES or rows of them joined */
     const struct node **parts;   /* JOIN: NULL for those that are left to Python */
-    int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor */
+    int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor; 
+                                    TILES: rows of chunks */
     int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows of a block;  TURN: rows */
     int64_t high, wide;          /* TILES: a chunk's rows, and its row;  TURN: rows of a tile, and an element */
     int64_t cols;                /* TILES, ORDER, TURN: the matrix's row */
     int64_t nbytes;              /* TILES: of a chunk;  TURN: of a row of `part` */
+    int64_t step;                /* TILES, STORED: most bytes of one hint to the kernel */
+    int64_t name;                /* TILES: of the matrix, among all */
 } node;
 
 /* What a request brings along: SCRATCH bytes of memory, and how many bytes it is about. */
@@ -34,6 +37,13 @@ typedef struct {
 int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step);
 /* 1 when bytes [start, start + nbytes) of a TURN are in `out`. */
 int ckptfs_fill_turned(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
+
+/* Hints before a request is answered, ckptfs_waits before them and ckptfs_waited behind it: see ahead.c. */
+int64_t ckptfs_waits(void);
+void ckptfs_waited(int64_t before);
+void ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes);
+void ckptfs_ahead_columns(const node *of, int64_t first, int64_t count);
+void ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes);
 
 static inline const node *part_of(const node *of, int64_t i)
 {

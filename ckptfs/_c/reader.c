@@ -32,6 +32,15 @@ int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step)
     }
 }
 
+static int fill_stored(const node *of, int64_t start, int64_t nbytes, byte *out)
+{
+    int64_t waits = ckptfs_waits();
+    ckptfs_ahead_bytes(of, start, nbytes);
+    int64_t failed = ckptfs_read_exactly((int)of->fd, out, nbytes, of->shift + start);
+    ckptfs_waited(waits);
+    return !failed;
+}
+
 static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
 {
     int64_t row = start / of->cols, last = (start + nbytes - 1) / of->cols;
@@ -40,9 +49,13 @@ static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, 
         end = first + (start + nbytes - 1) % of->cols / of->wide + 1;
         first += start % of->cols / of->wide;
     }
-    return ckptfs_all_plain(of, first, end - first, 1) &&
-           !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide, of->cols, start, nbytes, out,
-                               asked->scratch, SCRATCH);
+    int64_t waits = ckptfs_waits();
+    ckptfs_ahead_rows(of, start, nbytes);
+    int done = ckptfs_all_plain(of, first, end - first, 1) &&
+               !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide, of->cols, start, nbytes, out,
+                                   asked->scratch, SCRATCH);
+    ckptfs_waited(waits);
+    return done;
 }
 
 static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, const request *asked)
@@ -140,7 +153,7 @@ static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const 
         memcpy(out, of->text + start, (size_t)nbytes);
         return 1;
     case STORED:
-        return !ckptfs_read_exactly((int)of->fd, out, nbytes, of->shift + start);
+        return fill_stored(of, start, nbytes, out);
     case TILES:
         return fill_tiles(of, start, nbytes, out, asked);
     case PART:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs.ahead import hint
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats.raw import OpenFile
 from ckptfs.formats.source import Shape
@@ -74,7 +75,9 @@ def _leaves(file: OpenFile, key: str, base: int, root: int, leaf: np.dtype[Any])
         if node[0] == 0:
             yield node[1]
         else:
-            todo.extend((child, node[0] - 1) for child in node[1]["child"].tolist())
+            children = node[1]["child"].tolist()
+            hint(file.fd, (base + child for child in children), _HEAD + _USUAL_CHILDREN * leaf.itemsize)
+            todo.extend((child, node[0] - 1) for child in children)
 
 
 def _node(file: OpenFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.NDArray[Any]] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from ckptfs.formats.h5_decoder import Decoder
 from ckptfs.formats.h5_index import object_path
 from ckptfs.formats.h5_plain import ENCODED, MISSING, PLAIN, UNKNOWN, Plan
 from ckptfs.formats.raw import OpenFile
-from ckptfs.formats.source import Shape, Words
+from ckptfs.formats.source import Shape, Words, n_cols
 from ckptfs.formats.spans import read_blocks
 from ckptfs.nodes import Node
 
@@ -55,6 +56,7 @@ class ChunkedTensor:
     serial: int = field(default_factory=itertools.count().__next__)
     """Names the tensor in the cache; an id() or a descriptor may come back."""
     _plan: Plan | None = None
+    _node: Node | None = None
 
     @property
     def grain(self) -> tuple[int, int]:
@@ -71,10 +73,12 @@ class ChunkedTensor:
         if out.size == 0:
             return
         plan = self._plan or self._make_plan()
-        if self._is_tiled and col % self.chunk[1] == 0 and (col + out.shape[1]) % self.chunk[1] in (0, self._rest):
-            self._read_tiles(plan, row, col, out)
-        elif not (self._is_tiled and h5_packed.fill_part(self, plan, row, col, out)):
-            self._read_boxes(plan, row, col, out)
+        cols = n_cols(self.shape)
+        with self._hinted(row * cols + col, out.size if 2 * out.shape[1] > cols else 0):
+            if self._is_tiled and col % self.chunk[1] == 0 and (col + out.shape[1]) % self.chunk[1] in (0, self._rest):
+                self._read_tiles(plan, row, col, out)
+            elif not (self._is_tiled and h5_packed.fill_part(self, plan, row, col, out)):
+                self._read_boxes(plan, row, col, out)
 
     def read_span(self, start: int, out: npt.NDArray[Any]) -> None:
         """Elements from *start* on, in C order, into the 1-d array *out*."""
@@ -82,6 +86,10 @@ class ChunkedTensor:
             read_blocks(self, start, out)
             return
         plan = self._plan or self._make_plan()
+        with self._hinted(start, out.size):
+            self._read_span(plan, start, out)
+
+    def _read_span(self, plan: Plan, start: int, out: npt.NDArray[Any]) -> None:
         cols, done = self.shape[1], 0
         several = start // cols < (start + len(out) - 1) // cols  # a part of one row needs few of the row's chunks
         if several and native.LIBRARY is not None and h5_plain.fill_bands(self, plan, start, out):
@@ -104,12 +112,13 @@ class ChunkedTensor:
             return False
         plan = self._plan or self._make_plan()
         wide, done = self.chunk[1], 0
-        while done < len(out):
-            n = min(len(out) - done, wide - (col + done) % wide)
-            if not h5_plain.fill_transposed(self, plan, row, col + done, out[done : done + n]):
-                return False
-            done += n
-        return True
+        with self._hinted_columns(col, len(out)):
+            while done < len(out):
+                n = min(len(out) - done, wide - (col + done) % wide)
+                if not h5_plain.fill_transposed(self, plan, row, col + done, out[done : done + n]):
+                    return False
+                done += n
+            return True
 
     def node(self) -> Node | None:
         """As `nodes` says: of matrices, and of vectors, whose chunks lie side by side in one row."""
@@ -118,7 +127,27 @@ class ChunkedTensor:
         plan, size = self._plan or self._make_plan(), self.dtype.itemsize
         high, wide = self.chunk if len(self.shape) == 2 else (1, self.chunk[0])
         places = plan.data, plan.table.offsets, plan.states
-        return nodes.tiles(self.file.fd, *places, (high, wide * size), self.shape[-1] * size, plan.table.grid[-1])
+        sizes = (high, wide * size), self.shape[-1] * size, plan.table.grid[-1]
+        return nodes.tiles(self.file.fd, *places, *sizes, self.serial)
+
+    def _hinted(self, start: int, n: int) -> AbstractContextManager[None]:
+        """While *n* elements from *start* on are read."""
+        nbytes = n * self.dtype.itemsize
+        node = self._hints if nbytes >= nodes.LEAST_HINTED else None
+        return nodes.hinted(node, rows=(start * self.dtype.itemsize, nbytes)) if node else nullcontext()
+
+    def _hinted_columns(self, col: int, n: int) -> AbstractContextManager[None]:
+        """While all of *n* columns from *col* on are read, though not in one call."""
+        first, last = col // self.chunk[1], (col + n - 1) // self.chunk[1]
+        node = self._hints
+        return nodes.hinted(node, columns=(first, last - first + 1)) if node else nullcontext()
+
+    @property
+    def _hints(self) -> Node | None:
+        """By which the kernel is told what is going to be read."""
+        if self._node is None and native.LIBRARY is not None:
+            self._node = self.node()
+        return self._node
 
     @property
     def _is_tiled(self) -> bool:

@@ -6,9 +6,12 @@ Nothing is read before its place is checked against the file's size. Standard li
 from __future__ import annotations
 
 import os
+import resource
 import struct
+from collections.abc import Iterable
 from typing import Any
 
+from ckptfs.ahead import hint
 from ckptfs.errors import CorruptHeader
 from ckptfs.formats.h5_messages import UNDEFINED, Unsupported
 
@@ -20,6 +23,7 @@ _MAX_PAGES = 256
 _RUN = 8
 _MIN_TEXT = 1 << 20
 _USUAL_HEAP = 4096
+_USUAL_HEADER = 1024
 
 _HEAP_OBJECT = struct.Struct("<H6xQ")
 
@@ -38,6 +42,8 @@ class MetadataFile:
         """Messages already decoded."""
         self._pages: dict[int, bytes] = {}
         self._next = -1
+        self._loads = self._waits = 0
+        self._is_far = False
         self._heaps: dict[int, tuple[bytes, dict[int, tuple[int, int]]]] = {}
         self._heap_bytes = 0
 
@@ -60,14 +66,27 @@ class MetadataFile:
 
     def _load(self, page: int) -> bytes:
         """Read a page; several, when the one before it was the last to be read."""
-        n = _RUN if page == self._next else 1
+        n = _RUN if page == self._next and not self._is_far else 1
         self._next = page + n
         if len(self._pages) + n > _MAX_PAGES:
             self._pages.clear()
+        self._loads += 1
         data = os.pread(self.fd, n * _PAGE, page * _PAGE)
         for i in range(n):
             self._pages[page + i] = data[i * _PAGE : (i + 1) * _PAGE]
         return self._pages[page]
+
+    def soon(self, addresses: Iterable[int]) -> None:
+        """What lies there is going to be read. The kernel is told as soon as most reads were seen to wait: those of a
+        file on a network would do that one by one."""
+        if not self._is_far:
+            waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            loads, waited, self._loads, self._waits = self._loads, waits - self._waits, 0, waits
+            self._is_far = waited > loads // 2 > 0
+        if self._is_far:
+            starts = [self.base + address for address in addresses]
+            pages = {start // _PAGE for start in starts} | {(start + _USUAL_HEADER) // _PAGE for start in starts}
+            hint(self.fd, (page * _PAGE for page in pages if page not in self._pages), _PAGE)
 
     def heap_object(self, address: int, index: int) -> bytes:
         """One object of the global heap collection at *address*."""

@@ -9,6 +9,7 @@ size, and no structure is visited twice. Header checksums (object header 2) are 
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -27,6 +28,7 @@ MAX_NAME = 1 << 16
 _MESSAGE = struct.Struct("<HHB")
 _SYMBOL = struct.Struct("<QQI4xQQ")
 _REFERENCE = struct.Struct("<IQI")
+_Entry = tuple[str, int, int, int, int]
 
 
 def header_messages(file: MetadataFile, address: int) -> list[tuple[int, bytes]]:
@@ -82,7 +84,7 @@ def _block_messages(file: MetadataFile, block: bytes, prefix: int, found: list[t
     return more
 
 
-def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[tuple[str, int, int, int, int]]:
+def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[_Entry]:
     """(name, header address, cache type, tree, heap) of a symbol-table group's members, in the order of names."""
     head = file.read(heap, 32)
     if head[:4] != b"HEAP":
@@ -100,6 +102,7 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[tuple[st
         if head[:4] == b"TREE" and head[4] == 0:
             n = int.from_bytes(head[6:8], "little")
             children = struct.unpack(f"<{2 * n}Q", file.read(address + 24, 16 * n))[1::2]
+            file.soon(children)
             todo.extend(reversed(children))
         elif head[:4] == b"SNOD":
             n = int.from_bytes(head[6:8], "little")
@@ -110,6 +113,15 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[tuple[st
                 yield names[offset:stop].decode(errors="surrogateescape"), where, cache, a, b
         else:
             raise CorruptHeader(file.path, f"no group node at byte {address}")
+
+
+def _told_ahead(file: MetadataFile, entries: Iterator[_Entry]) -> Iterator[_Entry]:
+    """The same entries; their headers are asked for a few hundred at a time."""
+    n = 16
+    while some := list(itertools.islice(entries, n)):
+        file.soon(entry[1] for entry in some)
+        yield from some
+        n = 256
 
 
 def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -126,7 +138,7 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
         if tree in seen or prefix.count("/") > MAX_GROUP_DEPTH:
             continue
         seen.add(tree)
-        for name, address, cache, a, b in group_entries(file, tree, heap):
+        for name, address, cache, a, b in _told_ahead(file, group_entries(file, tree, heap)):
             path = prefix + name
             n_members += 1
             if n_members * _SYMBOL.size > file.size:  # each has an entry of its own

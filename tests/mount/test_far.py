@@ -1,0 +1,188 @@
+"""Sources on a network: what is going to be read is asked for ahead and at once, and the bytes are the same."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import hdf5plugin
+import pytest
+
+from ckptfs import native
+from ckptfs.ahead import USUAL_STEP, hint, step_of
+from ckptfs.formats.h5_chunks import ChunkedTensor
+from ckptfs.formats.h5_index import read_index
+from ckptfs.formats.source import Tensor
+from ckptfs.layouts.extent import file_of
+from ckptfs.layouts.reader import Reader
+from ckptfs.tensors.read import to_bytes
+from ckptfs.tensors.transposed import Transposed
+from tests.conftest import Mounter
+from tests.formats import test_h5_blocks as h5
+from tests.formats.h5_files import tensors_of
+from tests.mount import far
+
+in_c = pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+READ_AHEAD = 1 << 20
+STEP = 256 << 10
+MATRIX = h5.noise((12288, 1024), "<i2")
+"""24 MiB; rows of chunks have half a MiB, columns of chunks one and a half."""
+CHUNK = (256, 64)
+PACKED = h5.smooth((3000, 1024), "<i2")
+N_SMALL = 500
+
+Far = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("near")
+    with h5py.File(path / "matrices.h5", "w") as file:
+        file.create_dataset("stored", data=MATRIX, chunks=CHUNK, **hdf5plugin.LZ4())
+        file.create_dataset("packed", data=PACKED, chunks=CHUNK, **hdf5plugin.LZ4())
+        file.create_dataset("plain", data=MATRIX)
+    with h5py.File(path / "small.h5", "w") as file:
+        for i in range(N_SMALL):
+            file.create_dataset(f"small {i}", data=h5.noise((64, 128), "<f4"), chunks=(32, 64))
+    return path
+
+
+@pytest.fixture
+def away(folder: Path, mounter: Mounter) -> Far:
+    """The file of that name far away, not in the page cache, and the log of what was asked for."""
+
+    def mount(name: str) -> tuple[Path, Path]:
+        log = mounter.folder / "log"
+        done = mounter.run("-m", "tests.mount.far", folder, mounter.mountpoint(), log, READ_AHEAD)
+        assert done.returncode == 0, done.stderr
+        return mounter.mountpoint() / name, log
+
+    return mount
+
+
+def read(tensor: Tensor, start: int, nbytes: int) -> bytes:
+    """Through an open file, as the kernel asks for it."""
+    reader, found = Reader(file_of([tensor])), b""
+    for at in range(start, start + nbytes, STEP):
+        out = bytearray(min(STEP, start + nbytes - at))
+        assert reader.read_into(at, memoryview(out)) == len(out)
+        found += out
+    return found
+
+
+def asked_between(log: Path, start: int, stop: int) -> int:
+    """Bytes of the requests that begin there."""
+    return sum(r.nbytes for r in far.requests(log) if start <= r.offset < stop)
+
+
+def offset_of(folder: Path, row: int, col: int) -> int:
+    """Where the chunk with that element of ``stored`` begins."""
+    with h5py.File(folder / "matrices.h5") as file:
+        found = file["stored"].id.get_chunk_info_by_coord((row // 256 * 256, col // 64 * 64))
+        return int(found.byte_offset)
+
+
+@in_c
+def test_rows_of_chunks_are_asked_for_before_a_sequential_reader_wants_them(folder: Path, away: Far) -> None:
+    path, log = away("matrices.h5")
+    with tensors_of(path) as found:
+        assert read(found["stored"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]  # the first two rows of chunks
+    places = [offset_of(folder, row, 0) for row in (2 * 256, 10 * 256, 24 * 256, 47 * 256)]
+    assert asked_between(log, places[0], places[1]) > (places[1] - places[0]) // 2
+    assert asked_between(log, places[2], places[3]) < (places[3] - places[2]) // 8  # as far as its window, not all
+    assert far.at_once(far.requests(log)) > 3
+
+
+@in_c
+def test_a_reader_that_jumps_gets_no_more_than_it_wants(folder: Path, away: Far) -> None:
+    path, log = away("matrices.h5")
+    with tensors_of(path) as found:
+        stored, line = found["stored"], MATRIX.nbytes // 12
+        reader, out = Reader(file_of([stored])), bytearray(STEP)
+        for i in (6, 1, 11):  # far apart
+            assert reader.read_into(i * line, memoryview(out)) == STEP
+            assert out == MATRIX.tobytes()[i * line : i * line + STEP]
+    # what the kernel reads around each piece and each head of a chunk, but nothing of what lies ahead
+    start, stop = offset_of(folder, 0, 0), offset_of(folder, 12287, 0)
+    assert asked_between(log, start, stop) < 3 * (1 << 20)
+
+
+@in_c
+def test_columns_of_chunks_are_asked_for_before_a_transpose_wants_them(folder: Path, away: Far) -> None:
+    path, log = away("matrices.h5")
+    with tensors_of(path) as found:
+        turned = Transposed(found["stored"])
+        first = read(turned, 0, 64 * 12288 * 2)  # one column of chunks
+        assert first == MATRIX.T[:64].tobytes()
+    asked = [(r.offset, r.offset + r.nbytes) for r in far.requests(log)]
+    behind = [offset_of(folder, row, 64) for row in range(0, 12288, 256)]
+    assert sum(any(a <= place + 30_000 < b for a, b in asked) for place in behind) > len(behind) // 2
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", ["stored", "packed", "plain"])
+def test_any_bytes_are_the_same(away: Far, name: str, turned: bool) -> None:
+    array = PACKED if name == "packed" else MATRIX
+    content = (array.T if turned else array).tobytes()
+    path, _ = away("matrices.h5")
+    with tensors_of(path) as found, ThreadPoolExecutor(3) as pool:
+        file = file_of([Transposed(found[name]) if turned else found[name]])
+        reader = file if native.LIBRARY is None else Reader(file)
+
+        def is_same(span: tuple[int, int]) -> bool:
+            out = bytearray(span[1])
+            return reader.read_into(span[0], memoryview(out)) == len(out) and out == content[span[0] : sum(span)]
+
+        draw = random.Random(name)
+        in_turn = [(at, STEP) for at in range(0, len(content) - STEP, STEP)][:30]
+        anywhere = [(draw.randrange(len(content) - STEP), draw.choice([99, STEP])) for _ in range(30)]
+        assert all(pool.map(is_same, in_turn + anywhere))
+
+
+def test_whole_tensors_are_the_same(away: Far) -> None:
+    path, _ = away("matrices.h5")
+    with tensors_of(path) as found:
+        assert to_bytes(found["packed"]) == PACKED.tobytes()
+        assert to_bytes(found["stored"]) == MATRIX.tobytes()
+
+
+def test_object_headers_are_asked_for_at_once(folder: Path, away: Far) -> None:
+    path, log = away("small.h5")
+    assert read_index(str(path)).objects == read_index(str(folder / "small.h5")).objects
+    assert far.at_once(far.requests(log)) > 5
+
+
+def test_the_nodes_of_a_chunk_table_are_asked_for_at_once(folder: Path, away: Far) -> None:
+    path, log = away("matrices.h5")
+    with tensors_of(path) as found, tensors_of(folder / "matrices.h5") as near:
+        opened = len(far.requests(log))
+        tensor, same = found["stored"], near["stored"]
+        assert isinstance(tensor, ChunkedTensor) and isinstance(same, ChunkedTensor)
+        assert tensor.load().offsets.tolist() == same.load().offsets.tolist()
+    assert far.at_once(far.requests(log)[opened:]) > 5
+
+
+def test_hints_are_as_large_as_the_kernel_takes_them(away: Far) -> None:
+    path, _ = away("matrices.h5")
+    with open(path, "rb") as file:  # only root may set the read-ahead of a mount
+        assert step_of(file.fileno()) == (READ_AHEAD if os.geteuid() == 0 else USUAL_STEP)
+    read_end, write_end = os.pipe()  # on no device
+    try:
+        assert step_of(read_end) == USUAL_STEP
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+@pytest.mark.parametrize("place", [-1, 1 << 62, 1 << 63, 1 << 70])
+def test_hints_about_nonsense_do_nothing(tmp_path: Path, place: int) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with open(tmp_path / "file", "rb") as file:
+        hint(file.fileno(), [0, place, 0], 4096)
+        assert file.read() == b"x"
+        closed = file.fileno()
+    hint(closed, [0], 4096)
