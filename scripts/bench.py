@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import click
-from benchmarks import footprint, peers, random_reads, readiness, throughput
+from benchmarks import far, footprint, peers, random_reads, readiness, throughput
 from benchmarks.common import Bench, Result, Skipped
 from benchmarks.machine import work_folder, write
 
@@ -27,6 +27,7 @@ MEASURES: dict[str, tuple[str, tuple[str, ...], Callable[[Bench], Result]]] = {
     "P6": ("mount ready, Llama 70B with AdamW state", ("h5py", "lz4"), readiness.ready),
     "P7": ("random 4 KiB reads, median", ("h5py", "hdf5plugin"), random_reads.random_reads),
     "P8": ("two readers / one reader", ("h5py", "hdf5plugin"), throughput.two_readers),
+    "FAR": ("P2's Llama on a file server, 1 ms a request / its copy there", ("h5py", "hdf5plugin"), far.far_source),
     "PEERS": ("a tensor: ckptfs / the fastest of h5py, hdfuse, ratarmount", ("h5py", "hdf5plugin"), peers.others),
 }
 """Measure to what it is, the packages that it needs, and its function."""

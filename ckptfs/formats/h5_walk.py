@@ -116,12 +116,10 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[_Entry]:
 
 
 def _told_ahead(file: MetadataFile, entries: Iterator[_Entry]) -> Iterator[_Entry]:
-    """The same entries; their headers are asked for a few hundred at a time."""
-    n = 16
-    while some := list(itertools.islice(entries, n)):
+    """The same entries; their headers are asked for some at a time, no more than all file systems take."""
+    while some := list(itertools.islice(entries, 32)):
         file.soon(entry[1] for entry in some)
         yield from some
-        n = 256
 
 
 def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -69,6 +69,17 @@ def loopback_mount(folder: str, mountpoint: str) -> Iterator[Mounted]:
 
 
 @contextlib.contextmanager
+def far_mount(folder: str, mountpoint: str, milliseconds: float, read_ahead: int) -> Iterator[Mounted]:
+    """The files of *folder* as on a network: each request takes that long, many at once, the page cache in front.
+
+    *read_ahead* in bytes, which root may set; 0 leaves the kernel's 128 KiB, which mounts of NFS have, too.
+    """
+    command = [sys.executable, "-m", "benchmarks.mounting", folder, mountpoint, str(milliseconds), str(read_ahead)]
+    with _mounted(mountpoint, command) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
 def mounted_case(source: str, operation: str, mountpoint: str, *options: str) -> Iterator[Mounted]:
     """The tensors of *source* behind one operation of `benchmarks.cases`."""
     command = [sys.executable, "-m", "benchmarks.cases", source, operation, mountpoint, *options]
@@ -114,18 +125,31 @@ def cat(*paths: str) -> float:
     return time.perf_counter() - start
 
 
-def cat_halves(path: str) -> float:
-    """Seconds until two processes at once have read one half of the file each."""
+def cat_halves(path: str, *flags: str) -> float:
+    """Seconds until two processes at once have read one half of the file each; *flags* are those of ``dd``."""
     block = 1 << 20
     half = os.path.getsize(path) // 2 // block
     ends = [["count=" + str(half)], ["skip=" + str(half)]]
     start = time.perf_counter()
-    command = ["dd", f"if={path}", "of=/dev/null", f"bs={block}", "status=none"]
-    running = [subprocess.Popen([*command, *end]) for end in ends]
+    running = [subprocess.Popen([*_dd(path, block, *flags), *end]) for end in ends]
     codes = [p.wait() for p in running]
     if any(codes):
         raise RuntimeError(f"dd of {path} failed")
     return time.perf_counter() - start
+
+
+def read_direct(path: str) -> float:
+    """Seconds until one process has read the file past the page cache."""
+    start = time.perf_counter()
+    subprocess.run(_dd(path, 1 << 20, DIRECT), check=True)
+    return time.perf_counter() - start
+
+
+DIRECT = "iflag=direct"
+
+
+def _dd(path: str, block: int, *flags: str) -> list[str]:
+    return ["dd", f"if={path}", "of=/dev/null", f"bs={block}", "status=none", *flags]
 
 
 def claim_memory(nbytes: int) -> None:
@@ -184,16 +208,20 @@ class Passthrough:
 
     fd: int
     size: int
+    seconds: float = 0.0
+    """What a request takes at least."""
 
     def read_into(self, offset: int, out: memoryview) -> int:
+        if self.seconds:
+            time.sleep(self.seconds)
         return os.preadv(self.fd, [out], offset)
 
 
-def loopback_tree(folder: str) -> Tree:
-    """A tree with the regular files of *folder*."""
+def loopback_tree(folder: str, seconds: float = 0.0) -> Tree:
+    """A tree with the regular files of *folder*, of which a request takes *seconds* more."""
     leaves: dict[str, Leaf | Folder] = {}
     for entry in os.scandir(folder):
-        file = Passthrough(os.open(entry.path, os.O_RDONLY), entry.stat().st_size)
+        file = Passthrough(os.open(entry.path, os.O_RDONLY), entry.stat().st_size, seconds)
         leaves[entry.name] = Leaf(as_file(file))
     return Tree(Folder(lambda: dict(leaves)), os.stat(folder).st_mtime_ns)
 
@@ -203,5 +231,10 @@ def as_file(file: Passthrough) -> File:
     return file  # type: ignore[return-value]
 
 
+def _main(folder: str, mountpoint: str, milliseconds: str = "0", read_ahead: str = "") -> None:
+    options = MountOptions(threads=16, read_ahead=int(read_ahead)) if read_ahead else MountOptions()
+    mount_in_background(loopback_tree(folder, float(milliseconds) / 1e3), os.path.abspath(mountpoint), options)
+
+
 if __name__ == "__main__":
-    mount_in_background(loopback_tree(sys.argv[1]), os.path.abspath(sys.argv[2]), MountOptions())
+    _main(*sys.argv[1:])

@@ -11,10 +11,21 @@ from typing import Any
 
 from benchmarks import models
 from benchmarks.common import GB, Bench, Result, Skipped, checkpoint, llama, median, renamed, spread
-from benchmarks.mounting import cat, cat_halves, claim_memory, drop_cached, loopback_mount, warm
+from benchmarks.mounting import (
+    DIRECT,
+    cat,
+    cat_halves,
+    claim_memory,
+    drop_cached,
+    loopback_mount,
+    read_direct,
+    warm,
+)
 
 COLD_RUNS = 2
 """Runs in which the source is also read from the disk: they take long, and no target is about them."""
+PASSES = 3
+"""Of each side in a run of P3, in turn; the fastest counts. One takes a tenth of a second: short on a busy machine."""
 
 
 def rename_only(bench: Bench) -> Result:
@@ -113,9 +124,12 @@ def own_reader(bench: Bench) -> Result:
         }
         rates: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(bench.runs):
-            for way, read in ways.items():
+            passes: dict[str, list[float]] = {way: [] for way in ways}
+            for way, read in [*ways.items()] * PASSES:
                 warm(source)  # each time: some kernels give cached pages back within seconds
-                rates[way].append(read(source))
+                passes[way].append(read(source))
+            for way, found in passes.items():
+                rates[way].append(max(found))
         pairs = zip(rates["ckptfs"], rates["h5py into one array"], strict=True)
         ratios[name] = [own / theirs for own, theirs in pairs]
         ratio = {"ratio": median(ratios[name]), "runs": ratios[name]}
@@ -171,29 +185,44 @@ def _read_h5py(source: str, *, reuse: bool) -> float:
 
 
 def two_readers(bench: Bench) -> Result:
-    """P8: throughput of two processes, each with its half of a file, against one with all of it."""
+    """P8: bytes a second of two processes at once against one's, in the two ways that leave cores for a second one.
+
+    Both read all of it through the page cache; each reads its half with direct I/O. The worse one counts. Where one
+    reader of the page cache keeps two cores busy, halves gain no more than those of a loopback: both are reported.
+    """
     source, converted = renamed(bench), bench.path("converted")
-    ways = {"one": cat, "halves": cat_halves, "same": lambda path: cat(path, path)}
+    ways = {
+        "one": cat,
+        "halves": cat_halves,
+        "same": lambda path: cat(path, path),
+        "one direct": read_direct,
+        "halves direct": lambda path: cat_halves(path, DIRECT),
+    }
     halves: list[float] = []
     same: list[float] = []
+    direct: list[float] = []
     allowed: list[float] = []
     try:
         _copy_model(bench, source, converted)
         weights = min(os.listdir(converted))
         for _ in range(bench.runs):
-            own, bare = (
-                {way: _seconds(bench, source, converted, weights, loopback, read) for way, read in ways.items()}
-                for loopback in (False, True)
-            )
+            own = {way: _seconds(bench, source, converted, weights, False, read) for way, read in ways.items()}
+            bare = {way: _seconds(bench, source, converted, weights, True, ways[way]) for way in ("one", "halves")}
             halves.append(own["one"] / own["halves"])
             same.append(2 * own["one"] / own["same"])
+            direct.append(own["one direct"] / own["halves direct"])
             allowed.append(bare["one"] / bare["halves"])
     finally:
         if not bench.keep:
             shutil.rmtree(converted, ignore_errors=True)
-    more = {"both read the whole file": median(same), "loopback": spread(allowed), "cores": os.cpu_count()}
-    note = f"two readers of the loopback: {median(allowed):.2f} x one, which is what {os.cpu_count()} cores allow"
-    return Result(median(halves), "ratio", 1.6, halves, more=more, notes=(note,))
+    more = {"all of it, both": spread(same), "halves, direct I/O": spread(direct), "halves, page cache": spread(halves)}
+    more["halves, page cache, loopback"] = spread(allowed)
+    notes = (
+        f"all of it, both: {median(same):.2f}; halves with direct I/O: {median(direct):.2f}",
+        f"halves through the page cache: {median(halves):.2f}, loopback {median(allowed):.2f}; {os.cpu_count()} cores",
+    )
+    worst = min(same, direct, key=statistics.median)
+    return Result(median(worst), "ratio", 1.6, worst, more=more | {"cores": os.cpu_count()}, notes=notes)
 
 
 def _seconds(
