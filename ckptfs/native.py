@@ -32,7 +32,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_give_part": (c_void_p, c_int64, c_void_p),
     "ckptfs_serve": (c_void_p, c_int64),
     "ckptfs_keep_tiles": (c_int64,),
-    "ckptfs_waits": (),
     "ckptfs_waited": (c_int64,),
     "ckptfs_ahead_rows": (c_void_p, c_int64, c_int64),
     "ckptfs_ahead_columns": (c_void_p, c_int64, c_int64),

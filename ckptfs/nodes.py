@@ -170,9 +170,7 @@ class hinted:  # noqa: N801 - reads as a function: ``with hinted(...):``
         self._node, self._where, self._waits = node, rows or columns, 0
 
     def __enter__(self) -> None:
-        assert native.LIBRARY is not None
-        self._waits = native.LIBRARY.ckptfs_waits()
-        self._ask(self._node.address, *self._where)
+        self._waits = self._ask(self._node.address, *self._where)
 
     def __exit__(self, *exc: object) -> None:
         assert native.LIBRARY is not None

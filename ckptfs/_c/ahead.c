@@ -17,7 +17,7 @@ enum {
     LEAST_HINTED = 64 << 10, /* smaller requests are those of random readers, who would get what they never want */
     WINDOW = 8 << 20,       /* how far ahead */
     NEAR = 4 << 20,         /* requests of one reader come in any order within this, the read-ahead of the mount */
-    MOST_WHOLE = 32 << 20,  /* of larger rows of chunks only the wanted rows are asked for */
+    MOST_WHOLE = 32 << 20,  /* of larger rows of chunks only the wanted rows are asked for, and no columns ahead */
     GAP = 16 << 10,         /* parts no further apart are asked for together */
     READERS = 16,
 };
@@ -35,17 +35,17 @@ static int64_t n_used;
 static int busy, patience;
 
 /* How often this thread has waited for anything so far. */
-int64_t ckptfs_waits(void)
+static int64_t waits(void)
 {
     struct rusage used;
     return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nvcsw;
 }
 
-/* Learn from a request that has been answered; `before` it, ckptfs_waits said so much. */
+/* Learn from a request that has been answered; `before` is what the hint about it returned. */
 void ckptfs_waited(int64_t before)
 {
-    int64_t waits = ckptfs_waits() - before;
-    if (waits >= MANY_WAITS || (waits > 1 && __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0))
+    int64_t n = before < 0 ? 0 : waits() - before;
+    if (n >= MANY_WAITS || (n > 1 && __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0))
         __atomic_store_n(&patience, PATIENCE, __ATOMIC_RELAXED);
 }
 
@@ -122,11 +122,8 @@ static void add_chunk(range *r, const node *of, int64_t i, int64_t top, int64_t 
         add(r, top ? of->starts[i] + top * of->wide : of->offsets[i], of->starts[i] + bottom * of->wide);
 }
 
-/* Bytes [start, start + nbytes) of TILES, row after row. */
-void ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes)
+static void rows(const node *of, int64_t start, int64_t nbytes)
 {
-    if (!waiting() || nbytes < LEAST_HINTED)
-        return;
     int64_t band = of->high * of->cols, end = start + nbytes, from = start / band, upto = (end - 1) / band + 1;
     int64_t beyond = (end + WINDOW - 1) / band + 1;
     beyond = beyond < of->shift ? beyond : of->shift;
@@ -146,12 +143,9 @@ void ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes)
     ask(&asked);
 }
 
-/* `count` columns of chunks of TILES from the one at `first` on, for a reader that goes from column to column. */
-void ckptfs_ahead_columns(const node *of, int64_t first, int64_t count)
+static void columns(const node *of, int64_t first, int64_t count)
 {
-    if (!waiting())
-        return;
-    int64_t more = WINDOW / (of->shift * of->nbytes) + count;
+    int64_t nbytes = of->shift * of->nbytes, more = nbytes * count > MOST_WHOLE ? 0 : WINDOW / nbytes + count;
     int64_t from = first, upto = first + count + more < of->n ? first + count + more : of->n;
     if (!tell(2 * of->name + 1, first, first + count, more, first, &from, upto))
         upto = first + count;
@@ -165,15 +159,40 @@ void ckptfs_ahead_columns(const node *of, int64_t first, int64_t count)
     ask(&asked);
 }
 
-/* `nbytes` of STORED from `start` on, and what lies behind them in the file. */
-void ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes)
+static void bytes(const node *of, int64_t start, int64_t nbytes)
 {
-    if (!waiting() || nbytes < LEAST_HINTED)
-        return;
     int64_t from = of->shift + start, upto = from + nbytes;
     if (!tell(-1 - of->fd, from, upto, NEAR, from, &from, upto + WINDOW) || from >= upto + WINDOW)
         return; /* the kernel reads ahead by itself, though not as far */
     __atomic_fetch_sub(&patience, 1, __ATOMIC_RELAXED);
     range asked = {(int)of->fd, of->step, 0, from, upto + WINDOW};
     ask(&asked);
+}
+
+/* Bytes [start, start + nbytes) of TILES, row after row, are going to be read; for ckptfs_waited. */
+int64_t ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes)
+{
+    if (nbytes < LEAST_HINTED)
+        return -1;
+    if (waiting())
+        rows(of, start, nbytes);
+    return waits();
+}
+
+/* The same of `count` columns of chunks from the one at `first` on, for a reader that goes from column to column. */
+int64_t ckptfs_ahead_columns(const node *of, int64_t first, int64_t count)
+{
+    if (waiting())
+        columns(of, first, count);
+    return waits();
+}
+
+/* The same of `nbytes` of STORED from `start` on, and of what lies behind them in the file. */
+int64_t ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes)
+{
+    if (nbytes < LEAST_HINTED)
+        return -1;
+    if (waiting())
+        bytes(of, start, nbytes);
+    return waits();
 }

@@ -17,7 +17,7 @@ typedef struct node {
     const int64_t *order;        /* ORDER: which row of `part` stands in each row */
     const struct node *part;     /* PART, ORDER;  TURN: the matrix that is transposed, TILES or rows of them joined */
     const struct node **parts;   /* JOIN: NULL for those that are left to Python */
-    int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor; 
+    int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor;
                                     TILES: rows of chunks */
     int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows of a block;  TURN: rows */
     int64_t high, wide;          /* TILES: a chunk's rows, and its row;  TURN: rows of a tile, and an element */
@@ -38,12 +38,11 @@ int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step)
 /* 1 when bytes [start, start + nbytes) of a TURN are in `out`. */
 int ckptfs_fill_turned(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
 
-/* Hints before a request is answered, ckptfs_waits before them and ckptfs_waited behind it: see ahead.c. */
-int64_t ckptfs_waits(void);
+/* A hint before bytes are read, and ckptfs_waited with what it returned behind that: see ahead.c. */
+int64_t ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes);
+int64_t ckptfs_ahead_columns(const node *of, int64_t first, int64_t count);
+int64_t ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes);
 void ckptfs_waited(int64_t before);
-void ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes);
-void ckptfs_ahead_columns(const node *of, int64_t first, int64_t count);
-void ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes);
 
 static inline const node *part_of(const node *of, int64_t i)
 {

@@ -34,8 +34,7 @@ int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step)
 
 static int fill_stored(const node *of, int64_t start, int64_t nbytes, byte *out)
 {
-    int64_t waits = ckptfs_waits();
-    ckptfs_ahead_bytes(of, start, nbytes);
+    int64_t waits = ckptfs_ahead_bytes(of, start, nbytes);
     int64_t failed = ckptfs_read_exactly((int)of->fd, out, nbytes, of->shift + start);
     ckptfs_waited(waits);
     return !failed;
@@ -49,8 +48,7 @@ static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, 
         end = first + (start + nbytes - 1) % of->cols / of->wide + 1;
         first += start % of->cols / of->wide;
     }
-    int64_t waits = ckptfs_waits();
-    ckptfs_ahead_rows(of, start, nbytes);
+    int64_t waits = ckptfs_ahead_rows(of, start, nbytes);
     int done = ckptfs_all_plain(of, first, end - first, 1) &&
                !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide, of->cols, start, nbytes, out,
                                    asked->scratch, SCRATCH);

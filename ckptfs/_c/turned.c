@@ -40,8 +40,8 @@ static int turn(const node *of, int64_t rows, int64_t line, int64_t top, int64_t
     }
     if (of->kind != TILES || of->cols != line)
         return 0;
-    int64_t wide = of->wide / size, bands = (rows + of->high - 1) / of->high, waits = ckptfs_waits();
-    ckptfs_ahead_columns(of, top / wide, (top + count - 1) / wide - top / wide + 1);
+    int64_t wide = of->wide / size, bands = (rows + of->high - 1) / of->high;
+    int64_t waits = ckptfs_ahead_columns(of, top / wide, (top + count - 1) / wide - top / wide + 1);
     for (int64_t done = 0, n; done < count; done += n) {
         int64_t col = top + done, first = col / wide;
         n = count - done < wide - col % wide ? count - done : wide - col % wide;

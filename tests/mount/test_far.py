@@ -98,6 +98,21 @@ def test_rows_of_chunks_are_asked_for_before_a_sequential_reader_wants_them(fold
 
 
 @in_c
+def test_rows_that_lie_one_after_the_other_are_asked_for_further_ahead_than_the_kernel_does(
+    folder: Path, away: Far
+) -> None:
+    path, log = away("matrices.h5")
+    with h5py.File(folder / "matrices.h5") as file:
+        start = file["plain"].id.get_offset()
+    with tensors_of(path) as found:
+        read(found["stored"], 0, 2 * STEP)  # which has to wait, and tells that the source is far away
+        assert read(found["plain"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
+    far_ahead = start + 4 * STEP + 2 * READ_AHEAD
+    assert asked_between(log, far_ahead, far_ahead + (4 << 20)) > 2 << 20
+    assert asked_between(log, far_ahead + (8 << 20), start + MATRIX.nbytes - (1 << 20)) == 0
+
+
+@in_c
 def test_a_reader_that_jumps_gets_no_more_than_it_wants(folder: Path, away: Far) -> None:
     path, log = away("matrices.h5")
     with tensors_of(path) as found:
