@@ -48,8 +48,8 @@ def chunk_grid(shape: Shape, chunk: Shape) -> Shape:
 def read_tree(file: OpenFile, key: str, base: int, address: int, shape: Shape, chunk: Shape) -> ChunkTable:
     """The chunk table of the B-tree at *address*; `CorruptChunk` naming *key* when the tree contradicts itself."""
     leaf = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("at", "<u8", (len(shape) + 1,)), ("child", "<u8")])
-    leaves = [np.zeros(0, leaf), *_leaves(file, key, base, address, leaf)]
-    entries = np.concatenate(leaves)
+    data = b"".join(part.data for part in _leaves(file, key, base, address, leaf))  # np.concatenate compares the fields
+    entries = np.frombuffer(data, leaf) if data else np.zeros(0, leaf)
     return _table(
         file, key, shape, chunk, entries["at"][:, :-1], entries["child"] + base, entries["nbytes"], entries["mask"]
     )

@@ -187,6 +187,11 @@ class ChunkedTensor:
             _gather(self, plan, (rows, *box), out[:, at : at + n].reshape(len(out), *extents))
             at += n
 
+    def prepare(self) -> None:
+        """Read the chunk table, unless it is there."""
+        if self._plan is None:
+            self._make_plan()
+
     def _make_plan(self) -> Plan:
         """Without a lock: two threads may make the same plan, and a child process waits for no thread of its parent."""
         plan = self._plan = _plan(self)

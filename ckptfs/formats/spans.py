@@ -2,7 +2,8 @@
 
 A tensor may have a ``read_span(start, out)`` of its own, where it knows a better way than rectangles, and a
 ``read_transposed(row, col, out)`` that fills ``out[c, r]`` with its elements ``(row + r, col + c)``, or says False.
-One that only moves bytes may have a ``node()``, too (see `nodes`).
+One that only moves bytes may have a ``node()``, too (see `nodes`), and one that has something to read before the first
+element a ``prepare()``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def read_elements(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
     if len(cuts) < 2 or getattr(_thread, "shares", False):
         _read(tensor, start, out)
         return
+    prepare = getattr(tensor, "prepare", None)
+    if prepare is not None:  # once, not in each thread
+        prepare()
     rest = [_pool().submit(_read_share, tensor, start + a, out[a:b]) for a, b in cuts[1:]]
     try:
         _read_share(tensor, start, out[: cuts[0][1]])

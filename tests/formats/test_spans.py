@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.formats import spans
+from ckptfs.formats.h5_btree import ChunkTable
+from ckptfs.formats.h5_chunks import ChunkedTensor
 from ckptfs.tensors.expr import RowJoin
-from ckptfs.tensors.read import read_into
+from ckptfs.tensors.read import read_into, to_numpy
 from ckptfs.tensors.transposed import Transposed
 from tests.factories import ArrayTensor
+from tests.formats import test_h5_blocks as h5
+from tests.formats.h5_files import tensors_of
 
 ARRAY = np.random.default_rng(3).integers(0, 1 << 16, (300, 70), np.uint16)
 
@@ -77,3 +85,22 @@ def test_a_child_process_has_threads_of_its_own() -> None:
         read_into(Watched(), 0, memoryview(out))
         os._exit(0 if bytes(out) == ARRAY.tobytes() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_threads_that_share_a_tensor_read_its_chunk_table_once(tmp_path: Path) -> None:
+    array = h5.noise((4096, 2048), "<i2")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=array, chunks=(256, 128), **hdf5plugin.LZ4())
+    with tensors_of(tmp_path / "a.h5") as found:
+        tensor, loads = found["a"], []
+        assert isinstance(tensor, ChunkedTensor)
+        load = tensor.load
+
+        def slow() -> ChunkTable:
+            loads.append(1)
+            time.sleep(0.05)  # whoever comes meanwhile would begin, too
+            return load()
+
+        tensor.load = slow
+        assert np.array_equal(to_numpy(tensor), array)
+    assert len(loads) == 1
