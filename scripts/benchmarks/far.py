@@ -6,8 +6,9 @@ import os
 import shutil
 import statistics
 
-from benchmarks.common import GB, MIB, Bench, Result, Skipped, llama, median, spread
+from benchmarks.common import GB, MIB, Bench, Result, llama, median, spread
 from benchmarks.mounting import cat, ckptfs_mount, claim_memory, far_mount, loopback_mount, warm
+from benchmarks.throughput import copy_model
 
 MILLISECONDS = 1.0
 RUNS = 2
@@ -23,8 +24,9 @@ def far_source(bench: Bench) -> Result:
     source, folder = llama(bench), bench.path("far")
     os.makedirs(folder)
     try:
+        copy_model(bench, source, folder)
+        weights = sorted(os.listdir(folder))
         os.symlink(source, os.path.join(folder, "source.mdl"))
-        weights = _copy_weights(bench, source, folder)
         rates: dict[str, list[float]] = {}
         for _ in range(min(RUNS, bench.runs)):
             for name, read_ahead in READ_AHEAD.items():
@@ -41,16 +43,6 @@ def far_source(bench: Bench) -> Result:
     more = {"rates in": "GB/s", **{name: spread(found) for name, found in (rates | ratios).items()}}
     each = "; ".join(f"read-ahead of the source {name}: {median(found):.2f}" for name, found in ratios.items())
     return Result(median(worst), "ratio", 0.6, worst, more=more, notes=(each,))
-
-
-def _copy_weights(bench: Bench, source: str, folder: str) -> list[str]:
-    with bench.mount(source) as mount:
-        if not os.path.isdir(f"{mount.path}/hf"):
-            raise Skipped("the checkpoint does not tell its model; give --model and --config")
-        names = sorted(n for n in os.listdir(f"{mount.path}/hf") if n.endswith(".safetensors"))
-        for name in names:
-            shutil.copyfile(f"{mount.path}/hf/{name}", os.path.join(folder, name))
-    return names
 
 
 def _rate(bench: Bench, folder: str, weights: list[str], way: str, read_ahead: int) -> float:

@@ -61,7 +61,7 @@ def _compare(bench: Bench, source: str) -> dict[str, list[float]]:
     """GB/s of the mounted model and of its converted copy behind a loopback, source warm and cold, in turn."""
     converted = bench.path("converted")
     try:
-        total = _copy_model(bench, source, converted)
+        total = copy_model(bench, source, converted)
         names = ("ckptfs", "loopback")
         rates: dict[str, list[float]] = {name + cold: [] for cold in ("", " cold") for name in names}
         cpu: dict[str, list[float]] = {f"{name} daemon's CPU s/GB": [] for name in names}
@@ -81,7 +81,7 @@ def _compare(bench: Bench, source: str) -> dict[str, list[float]]:
     return rates | cpu
 
 
-def _copy_model(bench: Bench, source: str, folder: str) -> int:
+def copy_model(bench: Bench, source: str, folder: str) -> int:
     """Write the mounted model's weights to *folder*; their size."""
     os.makedirs(folder, exist_ok=True)
     with bench.mount(source) as mount:
@@ -205,7 +205,7 @@ def two_readers(bench: Bench) -> Result:
     direct: list[float] = []
     allowed: list[float] = []
     try:
-        _copy_model(bench, source, converted)
+        copy_model(bench, source, converted)
         weights = min(os.listdir(converted))
         for _ in range(bench.runs):
             own = {way: _seconds(bench, source, converted, weights, False, read) for way, read in ways.items()}
