@@ -18,7 +18,7 @@ import click
 from benchmarks import cases
 from benchmarks.common import GB, finite, spread
 from benchmarks.machine import about, work_folder, write
-from benchmarks.mounting import Mounted, mounted_case, warm
+from benchmarks.mounting import Mounted, held_memory, mounted_case, warm
 
 from ckptfs.cli.options import size
 
@@ -69,9 +69,11 @@ def measured(folder: str, source: str, operation: str, path: str, runs: int, *op
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(runs):
         for way, (direct, readers) in WAYS.items():
-            warm(path)
-            with mounted_case(path, operation, os.path.join(folder, "mnt"), *options) as mount:
-                seconds, cpu, nbytes = _read(mount, direct, readers)
+            with held_memory(2 * os.path.getsize(path)) as held:
+                warm(path)
+                with mounted_case(path, operation, os.path.join(folder, "mnt"), *options) as mount:
+                    held.close()
+                    seconds, cpu, nbytes = _read(mount, direct, readers)
             rates[way].append(nbytes / seconds / GB)
             costs[way].append(cpu / nbytes * GB)
     ways = {way: {"GB/s": spread(rates[way]), "CPU s/GB": spread(costs[way])} for way in WAYS}

@@ -69,10 +69,25 @@ def gpt2(hidden: int, layers: int, vocab: int = 50257, dtype: str = "bfloat16") 
     return Model({key: Stored(shape, dtype) for key, shape in shapes.items()}, config)
 
 
-def mostly_renamed(nbytes: int) -> Model:
-    """About *nbytes* of Llama whose q and k, the only tensors that are more than renamed, are under 2 %."""
-    vocab = max(64, round(nbytes / 2 / (4 * 1024) / 64) * 64)
-    return _grown(lambda n: llama(1024, 14336, n, 8, 2, vocab), nbytes)
+def gptj(hidden: int, layers: int, vocab: int = 50400, dtype: str = "bfloat16") -> Model:
+    """GPT-J, whose tensors Hugging Face has under other names and otherwise alike."""
+    shapes: dict[str, tuple[int, ...]] = {"embedding_layer.word_embeddings.weight": (vocab, hidden)}
+    for i in range(layers):
+        at = f"transformer_decoder.layers.{i}"
+        shapes |= {f"{at}.self_attn.proj_{x}_dense_layer.weight": (hidden, hidden) for x in ("q", "k", "v", "output")}
+        for name, shape in (("0", (4 * hidden, hidden)), ("1", (hidden, 4 * hidden))):
+            linear = f"{at}.ffn.ffn.{name}.linear_layer"
+            shapes |= {f"{linear}.weight": shape, f"{linear}.bias": shape[:1]}
+        shapes |= {f"{at}.norm1.{p}": (hidden,) for p in ("weight", "bias")}
+    shapes |= {f"{norm}.{p}": (hidden,) for norm in ("transformer_decoder.norm", "ln_f") for p in ("weight", "bias")}
+    shapes |= {"lm_head.weight": (vocab, hidden), "lm_head.bias": (vocab,)}
+    config = {**_sizes(hidden, 4 * hidden, layers, max(1, hidden // 256), vocab), "name": "gptj", **_GPTJ}
+    return Model({key: Stored(shape, dtype) for key, shape in shapes.items()}, config)
+
+
+def usual_gptj(nbytes: int) -> Model:
+    """About *nbytes*, and one layer at least, of GPT-J 6B's width."""
+    return _grown(lambda n: gptj(4096, n), nbytes)
 
 
 def usual_llama(nbytes: int, dtype: str = "bfloat16") -> Model:
@@ -169,4 +184,22 @@ _GPT2: dict[str, Any] = {
     "nonlinearity": "gelu_new",
     "share_embedding_weights": False,
     "use_bias_in_output": False,
+}
+_GPTJ: dict[str, Any] = {
+    "attention_dropout_rate": 0.0,
+    "attention_type": "scaled_dot_product",
+    "embedding_dropout_rate": 0.0,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 2048,
+    "nonlinearity": "gelu_new",
+    "position_embedding_type": "rotary",
+    "residual_dropout_rate": 0.0,
+    "rotary_dim": 64,
+    "share_embedding_weights": False,
+    "use_bias_in_output": True,
+    "use_ffn_bias": True,
+    "use_ffn_bias_in_attention": False,
+    "use_projection_bias_in_attention": False,
+    "use_untied_layer_norm": False,
 }

@@ -5,6 +5,7 @@ Each reads one tensor, the largest, in a process that knows nothing of it yet; i
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import statistics
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.common import GB, Bench, Result, Skipped, llama, spread
-from benchmarks.mounting import cat, warm
+from benchmarks.mounting import cat, held_memory, warm
 
 TIMEOUT_S = 60.0
 """For one read: hdfuse decodes the whole dataset for each request."""
@@ -42,22 +43,23 @@ def others(bench: Bench) -> Result:
     source = llama(bench)
     key, nbytes = largest(source)
     packed = _torch_file(bench, source)
-    ways: dict[str, Callable[[], float]] = {
-        "ckptfs, .mdl": lambda: _ours(bench, source, key),
-        "h5py, .mdl": lambda: nbytes / _h5py(source, key),
-        "hdfuse, .mdl": lambda: nbytes / _hdfuse(bench, source, key),
-        "ckptfs, .bin": lambda: _ours(bench, packed, largest(packed)[0]),
-        "ratarmount, .bin": lambda: _ratarmount(bench, packed),
+    ways: dict[str, Callable[[mmap.mmap], float]] = {
+        "ckptfs, .mdl": lambda held: _ours(bench, source, key, held),
+        "h5py, .mdl": lambda held: nbytes / _h5py(source, key, held),
+        "hdfuse, .mdl": lambda held: nbytes / _hdfuse(bench, source, key, held),
+        "ckptfs, .bin": lambda held: _ours(bench, packed, largest(packed)[0], held),
+        "ratarmount, .bin": lambda held: _ratarmount(bench, packed, held),
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     left: dict[str, str] = {}
     for _ in range(bench.runs):
         for name in [n for n in ways if n not in left]:
-            warm(source if name.endswith(".mdl") else packed)
-            try:
-                rates[name].append(ways[name]() / GB)
-            except Left as why:
-                left[name] = str(why)
+            with held_memory(4 * nbytes) as held:
+                warm(source if name.endswith(".mdl") else packed)
+                try:
+                    rates[name].append(ways[name](held) / GB)
+                except Left as why:
+                    left[name] = str(why)
     if not bench.keep:
         os.unlink(packed)
     ratios = {name: _ratios(rates, name) for name in rates if not name.startswith("ckptfs") and name not in left}
@@ -83,9 +85,10 @@ def _ratios(rates: dict[str, list[float]], name: str) -> list[float]:
     return [a / b for a, b in zip(ours, rates[name], strict=False)]
 
 
-def _ours(bench: Bench, source: str, key: str) -> float:
-    """Bytes a second of ``cat raw/KEY``."""
+def _ours(bench: Bench, source: str, key: str, held: mmap.mmap) -> float:
+    """Bytes a second of ``cat raw/KEY``; what is *held* is freed right before, as below."""
     with bench.mount(source) as mount:
+        held.close()
         return _rate(f"{mount.path}/raw/{key}")
 
 
@@ -93,18 +96,19 @@ def _rate(path: str) -> float:
     return os.path.getsize(path) / cat(path)
 
 
-def _h5py(source: str, key: str) -> float:
+def _h5py(source: str, key: str, held: mmap.mmap) -> float:
     """Seconds of a program that reads the dataset and writes it to a pipe, without the time that importing takes."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import h5py, hdf5plugin"], check=True)
     loading = time.perf_counter() - start
+    held.close()
     start = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", READ_H5PY, source, key], stdout=subprocess.PIPE) as reader:
         subprocess.run(["cat"], stdin=reader.stdout, stdout=subprocess.DEVNULL, check=True)
     return max(1e-9, time.perf_counter() - start - loading)
 
 
-def _hdfuse(bench: Bench, source: str, key: str) -> float:
+def _hdfuse(bench: Bench, source: str, key: str, held: mmap.mmap) -> float:
     """Seconds of ``cat`` of the dataset below hdfuse's own mount of a folder that has the file."""
     import hdf5plugin
 
@@ -122,6 +126,7 @@ def _hdfuse(bench: Bench, source: str, key: str) -> float:
     os.chmod(editor, 0o755)
     env = {**os.environ, "CKPTFS_BENCH_TENSOR": f"model.h5/{key}", "CKPTFS_BENCH_SAID": str(said)}
     env.setdefault("HDF5_PLUGIN_PATH", hdf5plugin.PLUGIN_PATH)  # it knows no filters of its own
+    held.close()
     try:
         _ended([program, "-d", folder, "-e", editor], env)
     except Left:  # its editor unmounts, for it would never end otherwise, and then it cannot
@@ -133,7 +138,7 @@ def _hdfuse(bench: Bench, source: str, key: str) -> float:
     return int(said.read_text()) / 1e9
 
 
-def _ratarmount(bench: Bench, packed: str) -> float:
+def _ratarmount(bench: Bench, packed: str, held: mmap.mmap) -> float:
     """Bytes a second of ``cat`` of the archive's largest record; the index stays in memory."""
     program = _program("ratarmount")
     mountpoint = bench.path("ratar")
@@ -141,7 +146,9 @@ def _ratarmount(bench: Bench, packed: str) -> float:
     _ended([program, "--index-file", ":memory:", packed, mountpoint], dict(os.environ))
     try:
         files = [path for path in Path(mountpoint).rglob("*") if path.is_file()]
-        return _rate(str(max(files, key=lambda path: path.stat().st_size)))
+        largest_file = max(files, key=lambda path: path.stat().st_size)
+        held.close()
+        return _rate(str(largest_file))
     finally:
         subprocess.run([program, "-u", mountpoint], capture_output=True)
 

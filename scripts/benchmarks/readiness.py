@@ -13,7 +13,7 @@ from benchmarks import emit, models
 from benchmarks.common import Bench, Result, Skipped, llama, median, remove, spread
 from benchmarks.first_model import CONVERTER
 from benchmarks.footprint import stored_and_packed
-from benchmarks.mounting import drop_cached, environment, warm
+from benchmarks.mounting import drop_cached, environment
 
 
 def first_model(bench: Bench) -> Result:
@@ -28,7 +28,6 @@ def first_model(bench: Bench) -> Result:
     more: dict[str, Any] = {}
     for _ in range(bench.runs):
         for way in times:
-            warm(source)
             found = _first_model(bench, way, source)
             times[way].append(found["seconds"])
             more |= {f"{way}: {k}": v for k, v in found.items()}
