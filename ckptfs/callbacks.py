@@ -33,7 +33,7 @@ def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
         method = getattr(adapter, name, None)
         if method is not None:
             answer = _answering(method)
-            if stats is not None and name != "init":
+            if stats is not None and name not in ("init", "destroy"):  # these answer nobody
                 answer = stats.counted(name, answer)
             callbacks[name] = prototype(answer)
     table.in_python = callbacks  # the structure alone would not keep those that C calls
@@ -47,7 +47,8 @@ def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
 def _read_in_c(python: Any, library: ctypes.CDLL, binding: Any) -> Any:
     """A callback in C that asks *python* only for what it cannot say: most reads need not wait for Python's lock."""
     library.ckptfs_keep_tiles(shared().lend(_TILES_IN_C))
-    library.ckptfs_serve(ctypes.cast(python, ctypes.c_void_p), binding.fuse_file_info.fh.offset)
+    info = binding.fuse_file_info
+    library.ckptfs_serve(ctypes.cast(python, ctypes.c_void_p), info.fh.offset, info.flags.offset)
     return type(python)(ctypes.cast(library.ckptfs_fuse_read, ctypes.c_void_p).value)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfs import callbacks, native
+from ckptfs import callbacks, helpers, native
 from ckptfs.errors import MountError
 from ckptfs.layouts.extent import File
 from ckptfs.layouts.reader import Reader
@@ -48,8 +48,9 @@ _RESULTS = {1: "bad mount options", 3: "libfuse refused its options", 4: "the ke
 class MountOptions:
     """What a mount looks like to the system. Sizes in bytes."""
 
-    threads: int = field(default_factory=lambda: default_threads())
-    """Threads that answer the kernel."""
+    threads: int | None = None
+    """Threads that answer the kernel, all at any time. None is for `default_threads`, and for one that leads where
+    `helpers` are wanted."""
     uid: int = field(default_factory=os.getuid)
     gid: int = field(default_factory=os.getgid)
     umask: int = 0
@@ -154,8 +155,10 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
     opts.append(f"max_read={options.request}")
     if options.allow_other:
         opts.append("allow_other")
-    threads = max(1, options.threads)
-    if binding.fuse_version_minor >= 12:
+    threads = max(1, default_threads() if options.threads is None else options.threads)
+    if is_led(options):
+        flags.append("-s")
+    elif binding.fuse_version_minor >= 12:
         # Without max_threads libfuse 3.14 complains about its own default; idle threads keep their buffers.
         opts += [f"max_threads={threads}", f"max_idle_threads={threads}"]
     elif threads == 1:
@@ -165,11 +168,17 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
     return [*flags, "-o", ",".join([*opts, *options.extra])]
 
 
+def is_led(options: MountOptions) -> bool:
+    """Whether one thread answers as long as it keeps up, and others help: not when Python counts what is answered."""
+    return options.threads is None and options.stats is None and helpers.wanted()
+
+
 class Adapter:
     """libfuse's callbacks. Each finds its entry and copies what the tree says into the C structures."""
 
     def __init__(self, binding: Any, tree: Tree, options: MountOptions, on_start: Callable[[], None] | None) -> None:
         self.started = False
+        self.led = is_led(options)
         self._tree = tree
         self._options = options
         self._on_start = on_start
@@ -186,6 +195,8 @@ class Adapter:
         options = self._options
         if options.stats is not None:
             options.stats.begin()
+        if self.led:
+            helpers.start(self._binding._libfuse, default_threads() - 1)
         limits, wishes = conn.contents, config.contents
         # max_write sets how many pages a request may have, reads included.
         limits.max_write = limits.max_read = options.request
@@ -198,6 +209,10 @@ class Adapter:
         if self._on_start is not None:
             threading.Thread(target=self._on_start, name="on_start", daemon=True).start()
         return 0
+
+    def destroy(self, data: Any) -> None:
+        if self.led:
+            helpers.end()
 
     def getattr(self, path: bytes, out: Any, fi: Any) -> int:
         self._fill(out, self._find(path))

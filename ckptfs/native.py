@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 8
+INTERFACE = 9
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
@@ -30,7 +30,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_interface": (),
     "ckptfs_read": (c_void_p, c_int64, c_int64, c_void_p),
     "ckptfs_give_part": (c_void_p, c_int64, c_void_p),
-    "ckptfs_serve": (c_void_p, c_int64),
+    "ckptfs_serve": (c_void_p, c_int64, c_int64),
+    "ckptfs_help": (c_void_p, c_int, c_void_p, c_void_p, c_int64),
+    "ckptfs_end_help": (),
     "ckptfs_keep_tiles": (c_int64,),
     "ckptfs_waited": (c_int64,),
     "ckptfs_ahead_rows": (c_void_p, c_int64, c_int64),

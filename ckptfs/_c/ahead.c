@@ -45,8 +45,11 @@ static int64_t waits(void)
 void ckptfs_waited(int64_t before)
 {
     int64_t n = before < 0 ? 0 : waits() - before;
-    if (n >= MANY_WAITS || (n > 1 && __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0))
+    int patient = __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0;
+    if (n >= MANY_WAITS || (n > 1 && patient))
         __atomic_store_n(&patience, PATIENCE, __ATOMIC_RELAXED);
+    if (n >= MANY_WAITS || (n > 0 && patient))
+        ckptfs_invite_help();
 }
 
 /* Whether to give hints. */

@@ -4,8 +4,10 @@
  * order. Whatever needs more (decoding, arithmetic, a message about damage) is left to Python, which gives the same bytes
  * for the same request.
  */
+#define _GNU_SOURCE /* O_DIRECT */
 #include "nodes.h"
 
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -183,17 +185,18 @@ void ckptfs_give_part(node *of, int64_t i, const node *part)
 
 typedef int (*fuse_read)(const char *, char *, size_t, off_t, void *);
 static fuse_read in_python;
-static size_t handle_at;
+static size_t handle_at, flags_at;
 
-/* What ckptfs_fuse_read leaves the rest to, and where in libfuse's `struct fuse_file_info` the handle is. */
-void ckptfs_serve(fuse_read python, int64_t handle_offset)
+/* What the callback leaves the rest to, and where in libfuse's `struct fuse_file_info` handle and open flags are. */
+void ckptfs_serve(fuse_read python, int64_t handle_offset, int64_t flags_offset)
 {
     in_python = python;
     handle_at = (size_t)handle_offset;
+    flags_at = (size_t)flags_offset;
 }
 
-/* libfuse's callback: the handle is the address of the open file's JOIN, or an odd number for others. */
-int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, void *info)
+/* The handle is the address of the open file's JOIN, or an odd number for others. */
+static int answer(const char *path, char *out, size_t size, off_t offset, void *info)
 {
     uint64_t handle;
     memcpy(&handle, (const byte *)info + handle_at, sizeof handle);
@@ -207,4 +210,16 @@ int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, voi
     if (has_parts(file, (int64_t)offset, nbytes) && ckptfs_read(file, (int64_t)offset, nbytes, (byte *)out) == nbytes)
         return (int)nbytes;
     return in_python(path, out, size, offset, info);
+}
+
+/* libfuse's callback. */
+int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, void *info)
+{
+    int32_t flags;
+    memcpy(&flags, (const byte *)info + flags_at, sizeof flags);
+    int done = answer(path, out, size, offset, info);
+    ckptfs_answered();
+    if (flags & O_DIRECT)
+        ckptfs_invite_help(); /* each reader waits for each of its requests, and leaves its processor to us meanwhile */
+    return done;
 }

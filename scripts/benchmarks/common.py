@@ -91,6 +91,7 @@ def checkpoint(bench: Bench, name: str, make: Callable[[], Model]) -> str:
     path = bench.path(f"{name}.mdl")
     if not os.path.exists(path):
         files.write_checkpoint(path, make())
+        os.sync()
     return path
 
 

@@ -30,7 +30,7 @@ from ckptfs.formats.source import nbytes
 from ckptfs.tensors.read import read_into
 
 COLD_RUNS = 2
-"""Runs in which the source is also read from the disk: they take long, and no target is about them."""
+"""Runs in which the source is read from the disk, after all others: they take long, and no target is about them."""
 PASSES = 3
 """Of each side in a run of P3, in turn; the fastest counts. One takes a tenth of a second: short on a busy machine."""
 
@@ -65,14 +65,14 @@ def _compare(bench: Bench, source: str) -> dict[str, list[float]]:
         names = ("ckptfs", "loopback")
         rates: dict[str, list[float]] = {name + cold: [] for cold in ("", " cold") for name in names}
         cpu: dict[str, list[float]] = {f"{name} daemon's CPU s/GB": [] for name in names}
-        for i in range(bench.runs):
-            for cold in ("", " cold") if i < COLD_RUNS else ("",):
-                for name in names[:: 1 if i % 2 else -1]:
-                    found = _cat_fresh(bench, source, converted, name, bool(cold))
-                    if found:
-                        rates[name + cold].append(total / found[0] / GB)
-                    if found and not cold:
-                        cpu[f"{name} daemon's CPU s/GB"].append(found[1] / total * GB)
+        turns = [(i, "") for i in range(bench.runs)] + [(i, " cold") for i in range(min(COLD_RUNS, bench.runs))]
+        for i, cold in turns:
+            for name in names[:: 1 if i % 2 else -1]:
+                found = _cat_fresh(bench, source, converted, name, bool(cold))
+                if found:
+                    rates[name + cold].append(total / found[0] / GB)
+                if found and not cold:
+                    cpu[f"{name} daemon's CPU s/GB"].append(found[1] / total * GB)
     finally:
         if not bench.keep:
             shutil.rmtree(converted, ignore_errors=True)
@@ -90,6 +90,7 @@ def copy_model(bench: Bench, source: str, folder: str) -> int:
         names = [n for n in os.listdir(f"{mount.path}/hf") if n.endswith(".safetensors")]
         for name in names:
             shutil.copyfile(f"{mount.path}/hf/{name}", f"{folder}/{name}")
+    os.sync()  # or the disk is busy with it while others are timed
     return sum(os.path.getsize(f"{folder}/{name}") for name in names)
 
 

@@ -1,0 +1,99 @@
+"""Few processors: one thread answers as long as it keeps up, others join when it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptfs import native
+from ckptfs.fuse import MountOptions, is_led
+from ckptfs.stats import Stats
+from tests.conftest import Mounter
+from tests.mount.test_reading import random_ranges
+from tests.mount.trees import BIG, N_MANY, TEXT
+
+pytestmark = pytest.mark.fuse
+
+in_c = pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+
+
+@pytest.fixture(params=[1, 2], ids=["one processor", "two processors"])
+def few(request: pytest.FixtureRequest) -> Iterator[int]:
+    """That many processors for this test and the daemons that it starts."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[: request.param])
+    yield request.param
+    os.sched_setaffinity(0, before)
+
+
+@in_c
+def test_who_isis_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert is_led(MountOptions())
+    assert not is_led(MountOptions(threads=2)), "as many as were asked for, at any time"
+    assert not is_led(MountOptions(stats=Stats())), "Python counts, C does not know whether anybody was answered"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert not is_led(MountOptions())
+
+
+def test_a_long_read_keeps_nobody_waiting(mounter: Mounter, few: int) -> None:
+    path = mounter.mountpoint()
+    assert mounter.tree(path).returncode == 0
+    held = subprocess.Popen(["cat", path / "slow"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(0.5)
+        program = (
+            "import os, sys; os.chdir(sys.argv[1]); print(len(os.listdir('many')));"
+            "print(open('README.txt', 'rb').read() == open('deep/er/text', 'rb').read());"
+            "print(len(open('big.bin', 'rb').read()))"
+        )
+        done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=20)
+        assert done.stdout.split() == [str(N_MANY), "True", str(len(BIG))], done.stderr
+        assert held.poll() is None
+    finally:
+        os.kill(mounter.daemon_pid, signal.SIGKILL)  # it would go on for a minute
+        held.wait(10)
+
+
+def test_many_readers_with_direct_io(mounter: Mounter, few: int) -> None:
+    path = mounter.mountpoint()
+    assert mounter.tree(path).returncode == 0
+    fd = os.open(path / "big.bin", os.O_RDONLY | os.O_DIRECT)
+
+    def read(seed: int) -> bool:
+        return all(os.pread(fd, n, at) == BIG[at : at + n] for at, n in random_ranges(20, seed))
+
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(read, range(16)))
+    finally:
+        os.close(fd)
+    assert (path / "big.bin").read_bytes() == BIG, "through the page cache afterwards"
+
+
+def test_an_idle_mount_sleeps(mounter: Mounter, few: int) -> None:
+    path = mounter.mountpoint()
+    assert mounter.tree(path).returncode == 0
+    assert (path / "big.bin").read_bytes() == BIG
+    assert (path / "README.txt").read_bytes() == TEXT
+    time.sleep(1)
+    before = wakeups(mounter.daemon_pid)
+    time.sleep(1)
+    assert wakeups(mounter.daemon_pid) - before <= 5
+
+
+def wakeups(pid: int) -> int:
+    """How often threads of a process began to wait for something."""
+    found = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        lines = path.read_text().splitlines()
+        found += next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return found
