@@ -2,8 +2,8 @@
  *
  * Where there are few processors, a thread that is always busy serves a reader faster than two that take turns: it is
  * never woken, its buffers stay in its processor's cache, and the reader keeps a processor of its own. So libfuse's loop
- * runs in one thread, and these look once in a tick whether a request waits while none was answered. Then they answer
- * one. They do so all the time while requests come for which that is said to pay: direct I/O, and sources far away.
+ * runs in one thread, and these look once in a tick whether a request waits while that one has answered none. Then they
+ * answer until it does; and all the time while requests come for which that is said to pay: direct I/O, and sources far away.
  */
 #include "native.h"
 
@@ -15,8 +15,8 @@
 
 enum {
     MOST = 64,
-    TICK_US = 2000,
-    QUIET_TICKS = 25, /* without an answer, until a helper sleeps until something comes */
+    TICK_MS = 10, /* a virtual machine may need 0.2 ms for a timer */
+    QUIET_TICKS = 10, /* without an answer, until a helper sleeps until something comes */
 };
 
 typedef int (*receive_one)(void *session, void *request);
@@ -30,10 +30,12 @@ static struct {
 } fuse;
 static pthread_t helpers[MOST];
 static int64_t n_helpers, answered, invited;
+static __thread int helping;
 
 void ckptfs_answered(void)
 {
-    __atomic_fetch_add(&answered, 1, __ATOMIC_RELAXED);
+    if (!helping)
+        __atomic_fetch_add(&answered, 1, __ATOMIC_RELAXED);
 }
 
 void ckptfs_invite_help(void)
@@ -74,10 +76,11 @@ static void *help(void *unused)
     /* libfuse's `struct fuse_buf` with room for what later versions add. It gets its memory at the first request, and
        keeps it: versions differ in how it is freed. */
     int64_t request[32] = {0};
-    const struct timespec tick = {0, TICK_US * 1000};
+    const struct timespec tick = {0, TICK_MS * 1000000};
     int64_t answered_then = now(&answered), invited_then = now(&invited);
     int quiet = QUIET_TICKS, goes_on = 1;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    helping = 1;
     while (goes_on) {
         if (now(&invited) != invited_then) {
             invited_then = now(&invited);
@@ -97,9 +100,11 @@ static void *help(void *unused)
         if (now(&answered) != answered_then) {
             answered_then = now(&answered);
             quiet = 0;
-        } else if (wanted)
-            goes_on = answer_one(request);
-        else
+        } else if (wanted) {
+            do
+                goes_on = answer_one(request);
+            while (goes_on && now(&answered) == answered_then);
+        } else
             quiet++;
     }
     return unused;
