@@ -86,13 +86,14 @@ def _ratios(rates: dict[str, list[float]], name: str) -> list[float]:
 
 
 def _ours(bench: Bench, source: str, key: str, held: mmap.mmap) -> float:
-    """Bytes a second of ``cat raw/KEY``; what is *held* is freed right before, as below."""
+    """Bytes a second of ``cat raw/KEY``."""
     with bench.mount(source) as mount:
-        held.close()
-        return _rate(f"{mount.path}/raw/{key}")
+        return _rate(f"{mount.path}/raw/{key}", held)
 
 
-def _rate(path: str) -> float:
+def _rate(path: str, held: mmap.mmap) -> float:
+    """Bytes a second of ``cat``; the memory that is *held* is freed right before, as by all who take it here."""
+    held.close()
     return os.path.getsize(path) / cat(path)
 
 
@@ -146,9 +147,7 @@ def _ratarmount(bench: Bench, packed: str, held: mmap.mmap) -> float:
     _ended([program, "--index-file", ":memory:", packed, mountpoint], dict(os.environ))
     try:
         files = [path for path in Path(mountpoint).rglob("*") if path.is_file()]
-        largest_file = max(files, key=lambda path: path.stat().st_size)
-        held.close()
-        return _rate(str(largest_file))
+        return _rate(str(max(files, key=lambda path: path.stat().st_size)), held)
     finally:
         subprocess.run([program, "-u", mountpoint], capture_output=True)
 

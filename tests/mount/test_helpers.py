@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from ckptfs import native
 from ckptfs.fuse import MountOptions, is_led
 from ckptfs.stats import Stats
 from tests.conftest import Mounter
-from tests.mount.test_reading import random_ranges
+from tests.mount.test_reading import check_many_readers
 from tests.mount.trees import BIG, N_MANY, TEXT
 
 pytestmark = pytest.mark.fuse
@@ -67,16 +66,7 @@ def test_a_long_read_keeps_nobody_waiting(mounter: Mounter, few: int) -> None:
 def test_many_readers_with_direct_io(mounter: Mounter, few: int) -> None:
     path = mounter.mountpoint()
     assert mounter.tree(path).returncode == 0
-    fd = os.open(path / "big.bin", os.O_RDONLY | os.O_DIRECT)
-
-    def read(seed: int) -> bool:
-        return all(os.pread(fd, n, at) == BIG[at : at + n] for at, n in random_ranges(20, seed))
-
-    try:
-        with ThreadPoolExecutor(16) as pool:
-            assert all(pool.map(read, range(16)))
-    finally:
-        os.close(fd)
+    check_many_readers(path, 16)
     assert (path / "big.bin").read_bytes() == BIG, "through the page cache afterwards"
 
 

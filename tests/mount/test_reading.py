@@ -59,17 +59,22 @@ def test_mmap(mnt: Path, flags: int) -> None:
         assert view[:] == BIG
 
 
-def test_many_threads(shared_mounter: object, mnt: Path) -> None:
-    fd = os.open(mnt / "big.bin", os.O_RDONLY | os.O_DIRECT)  # every read reaches the daemon
+def check_many_readers(path: Path, n_readers: int) -> None:
+    """Read random parts of ``big.bin`` below *path* in as many threads; every read reaches the daemon."""
+    fd = os.open(path / "big.bin", os.O_RDONLY | os.O_DIRECT)
 
     def read(seed: int) -> bool:
         return all(os.pread(fd, n, at) == BIG[at : at + n] for at, n in random_ranges(20, seed))
 
     try:
-        with ThreadPoolExecutor(32) as pool:
-            assert all(pool.map(read, range(32)))
+        with ThreadPoolExecutor(n_readers) as pool:
+            assert all(pool.map(read, range(n_readers)))
     finally:
         os.close(fd)
+
+
+def test_many_threads(shared_mounter: object, mnt: Path) -> None:
+    check_many_readers(mnt, 32)
 
 
 def test_a_file_keeps_its_position(mnt: Path) -> None:
