@@ -18,7 +18,8 @@ import click
 from benchmarks import cases
 from benchmarks.common import GB, finite, spread
 from benchmarks.machine import about, work_folder, write
-from benchmarks.mounting import Mounted, held_memory, mounted_case, warm
+from benchmarks.memory import HeldMemory
+from benchmarks.mounting import Mounted, mounted_case, warm
 
 from ckptfs.cli.options import size
 
@@ -69,10 +70,11 @@ def measured(folder: str, source: str, operation: str, path: str, runs: int, *op
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(runs):
         for way, (direct, readers) in WAYS.items():
-            with held_memory(2 * os.path.getsize(path)) as held:
+            with HeldMemory(2 * os.path.getsize(path)) as held:
                 warm(path)
                 with mounted_case(path, operation, os.path.join(folder, "mnt"), *options) as mount:
-                    held.close()
+                    held.settle()
+                    held.release()
                     seconds, cpu, nbytes = _read(mount, direct, readers)
             rates[way].append(nbytes / seconds / GB)
             costs[way].append(cpu / nbytes * GB)

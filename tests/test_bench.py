@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import bench
 from benchmarks import cases, emit, files, growth, models
 from benchmarks.common import Bench, Result, Skipped
-from benchmarks.mounting import drop_cached, held_memory, loopback_tree, resident, warm
+from benchmarks.memory import HeldMemory
+from benchmarks.mounting import drop_cached, loopback_tree, resident, warm
 from benchmarks.state import Stored, flatten, metadata_text
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -135,11 +136,11 @@ def test_p1_is_all_renames(h5py: Any, tmp_path: Path) -> None:
     assert set(found.values()) <= stored
 
 
-def test_held_memory_is_there_until_it_is_closed() -> None:
+def test_held_memory_is_there_until_it_is_released() -> None:
     before = resident_bytes()
-    with held_memory(64 << 20) as held:
+    with HeldMemory(64 << 20) as held:
         assert resident_bytes() - before > 60 << 20
-        held.close()
+        held.release()
         assert resident_bytes() - before < 30 << 20
 
 

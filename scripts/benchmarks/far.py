@@ -7,7 +7,8 @@ import shutil
 import statistics
 
 from benchmarks.common import GB, MIB, Bench, Result, llama, median, spread
-from benchmarks.mounting import cat, ckptfs_mount, far_mount, held_memory, loopback_mount, warm
+from benchmarks.memory import HeldMemory
+from benchmarks.mounting import cat, ckptfs_mount, far_mount, loopback_mount, warm
 from benchmarks.throughput import copy_model
 
 MILLISECONDS = 1.0
@@ -48,12 +49,13 @@ def far_source(bench: Bench) -> Result:
 def _rate(bench: Bench, folder: str, weights: list[str], way: str, read_ahead: int) -> float:
     """GB/s of all weight files, through mounts that were never read."""
     nbytes = sum(os.path.getsize(os.path.join(folder, name)) for name in weights)
-    with held_memory(3 * nbytes) as held:
+    with HeldMemory(3 * nbytes) as held:
         for name in weights if way == "loopback" else ["source.mdl"]:
             warm(os.path.join(folder, name))  # what is slow here is the way to it
         with far_mount(folder, bench.path("far-mnt"), MILLISECONDS, read_ahead) as far:
             own = ckptfs_mount(f"{far.path}/source.mdl", bench.path("mnt"), *bench.view)
             with own if way == "ckptfs" else loopback_mount(far.path, bench.path("mnt")) as mount:
                 below = f"{mount.path}/hf" if way == "ckptfs" else mount.path
-                held.close()
+                held.settle()
+                held.release()
                 return nbytes / sum(cat(f"{below}/{name}") for name in weights) / GB

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mounting import ckptfs_mount, held_memory, warm
+from benchmarks.memory import HeldMemory
+from benchmarks.mounting import ckptfs_mount, warm
 
 NAMES = {
     "embedding_layer.word_embeddings": "model.embed_tokens",
@@ -49,9 +50,10 @@ def main(way: str, source: str, folder: str, options: str = "{}") -> dict[str, A
     given = json.loads(options)
     model_name, config = _view(source, given.get("model"), given.get("config"))
     _warm_up()
-    held = held_memory(3 * os.path.getsize(source))
+    held = HeldMemory(3 * os.path.getsize(source))
     warm(source)
-    held.close()
+    held.settle()
+    held.release()
     start = time.perf_counter()
     if way == "mount":
         with ckptfs_mount(source, folder, *given.get("view", ())) as mount:

@@ -152,19 +152,6 @@ def _dd(path: str, block: int, *flags: str) -> list[str]:
     return ["dd", f"if={path}", "of=/dev/null", f"bs={block}", "status=none", *flags]
 
 
-def held_memory(nbytes: int) -> mmap.mmap:
-    """*nbytes* of memory that is really there, or half of what is free. Close it right before what is timed.
-
-    The page cache of a fresh mount takes that much. A virtual machine gets a page from its host when it first writes to
-    it, which takes several times as long as copying into it, and may give it back a tenth of a second after it was
-    freed. That would be charged to whoever is measured.
-    """
-    free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-    memory = mmap.mmap(-1, max(mmap.PAGESIZE, min(nbytes, free // 2)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
-    return memory
-
-
 def warm(path: str) -> None:
     """Bring a file into the page cache."""
     cat(path)
