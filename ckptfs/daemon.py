@@ -11,8 +11,10 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
@@ -21,13 +23,18 @@ from ckptfs import fuse
 from ckptfs.cache import keep_freed_memory
 from ckptfs.errors import CkptfsError, MountError
 from ckptfs.fuse import MountOptions
-from ckptfs.mounts import WAIT_S, mount_at, raise_read_ahead, read_ahead_file, resolve, unmount
+from ckptfs.mounts import WAIT_S, Mount, detach, mount_at, raise_read_ahead, read_ahead_file, resolve, unmount
+from ckptfs.signals import handled
+from ckptfs.stats import log_stats
 from ckptfs.tree.node import Tree
 
 log = logging.getLogger(__name__)
 
 START_S = 60.0
 """How long a daemon may take until its mount answers."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LEAVE_S = 1.0
+"""How long reads that are under way may take after a signal."""
 LOG_LIMIT = 4 << 20
 """A log file larger than this (bytes) starts anew at the next mount."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -47,8 +54,7 @@ def mount_in_foreground(
     """Mount *tree* and serve it until it is unmounted or a signal ends it; the log goes to stderr or *log_file*."""
     _log_to(_open_log(log_file) if log_file else sys.stderr, log_level)
     keep_freed_memory()
-    with _pid_file(mountpoint):
-        fuse.serve(tree, mountpoint, options, lambda: _settle(mountpoint, options, on_ready))
+    _serve(tree, mountpoint, options, on_ready)
 
 
 def mount_in_background(
@@ -121,9 +127,7 @@ def _daemon(
         _detach(out)
         _log_to(sys.stderr, log_level)
         keep_freed_memory()
-        with _pid_file(mountpoint):
-            ready = partial(_report, report, _READY)
-            fuse.serve(tree, mountpoint, options, lambda: _settle(mountpoint, options, ready))
+        _serve(tree, mountpoint, options, partial(_report, report, _READY))
         log.info("unmounted %s", mountpoint)
         code = 0
     except (CkptfsError, OSError) as exc:
@@ -137,12 +141,53 @@ def _daemon(
         os._exit(code)
 
 
-def _settle(mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
+@dataclass(slots=True)
+class _Life:
+    """What ends a mount has to know of it."""
+
+    mountpoint: str
+    mount: Mount | None = None
+    """As the kernel made it."""
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
+    """Mount and answer until it is unmounted, which a signal does."""
+    life = _Life(mountpoint)
+    actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_leave, life))
+    actions[signal.SIGUSR1] = partial(log_stats, options.stats) if options.stats else _without_stats
+    with _pid_file(mountpoint), handled(actions):
+        try:
+            fuse.serve(tree, mountpoint, options, lambda: _settle(life, options, on_ready))
+        finally:
+            life.ended.set()
+
+
+def _without_stats() -> None:
+    """SIGUSR1 would end a process that has no handler for it."""
+    log.debug("a signal asks for statistics, which this mount does not keep; mount it with --stats")
+
+
+def _leave(life: _Life) -> None:
+    """Unmount. A process that does not end by that, because files are open or a read waits for its source, is ended."""
+    if life.mount is not None:
+        threading.Thread(target=detach, args=(life.mount,), daemon=True).start()  # fusermount3 may wait for an answer
+    if life.ended.wait(LEAVE_S):
+        return
+    log.info("unmounted %s; some files were still open", life.mountpoint)
+    Path(state_file(life.mountpoint, ".pid")).unlink(missing_ok=True)
+    logging.shutdown()
+    os._exit(0)
+
+
+def _settle(life: _Life, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
     """Wait until the mount answers, raise its read-ahead, say that it is ready. A mount that fails at that is ended."""
+    mountpoint = life.mountpoint
+    life.mount = mount_at(mountpoint)
     try:
         device = os.stat(mountpoint).st_dev
     except OSError as exc:
-        if mount_at(mountpoint) is not None:  # else it was unmounted meanwhile, and libfuse's handlers are gone
+        if mount_at(mountpoint) is not None:  # else it was unmounted meanwhile
             log.error("the mount does not answer: %s", exc)
             os.kill(os.getpid(), signal.SIGTERM)
         return

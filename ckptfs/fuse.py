@@ -11,7 +11,6 @@ import errno
 import itertools
 import logging
 import os
-import signal
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from ckptfs import callbacks, helpers, native
 from ckptfs.errors import MountError
 from ckptfs.layouts.extent import File
 from ckptfs.layouts.reader import Reader
-from ckptfs.stats import Stats, log_on_signal
+from ckptfs.stats import Stats
 from ckptfs.tree.node import Entry, Folder, Leaf, Link, Tree, stable_ino
 
 log = logging.getLogger(__name__)
@@ -117,11 +116,11 @@ def libfuse_version(soname: str) -> tuple[int, int]:
 
 
 def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable[[], None] | None = None) -> None:
-    """Mount *tree* on *mountpoint* (absolute) and answer until it is unmounted or SIGINT, SIGTERM or SIGHUP comes.
+    """Mount *tree* on *mountpoint* (absolute) and answer until it is unmounted.
 
-    Call it in the main thread: libfuse installs its signal handlers. *on_start* runs in a thread of its own when
-    the kernel has made the mount; it may use it. The working directory becomes ``/``. Raises `MountError` when the
-    mount cannot be made.
+    Call it in the main thread: libfuse installs handlers of its own for signals that have none. *on_start* runs in a
+    thread of its own when the kernel has made the mount; it may use it. The working directory becomes ``/``. Raises
+    `MountError` when the mount cannot be made.
     """
     binding = load_binding()
     adapter = Adapter(binding, tree, options, on_start)
@@ -131,18 +130,9 @@ def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable
         os.fsencode(mountpoint),
     ]
     operations = callbacks.operations(binding, adapter, options.stats)
-    # libfuse wants the first two at default; the third, meant for a mount with statistics, would kill one without.
-    wanted = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
-    kept = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    if options.stats is not None:
-        log_on_signal(options.stats)
-    try:
-        code = binding.fuse_main_real(
-            len(args), (ctypes.c_char_p * len(args))(*args), ctypes.byref(operations), ctypes.sizeof(operations), None
-        )
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+    code = binding.fuse_main_real(
+        len(args), (ctypes.c_char_p * len(args))(*args), ctypes.byref(operations), ctypes.sizeof(operations), None
+    )
     if code and not adapter.started:
         why = _RESULTS.get(code, f"libfuse ended with code {code}")
         raise MountError(f"{mountpoint}: {why}; 'ckptfs doctor' checks the machine")

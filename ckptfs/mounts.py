@@ -127,6 +127,16 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
         raise MountError(f"{mountpoint} is still there after {WAIT_S:.0f} s; try: ckptfs umount --lazy {mountpoint}")
 
 
+def detach(mount: Mount) -> str | None:
+    """Take that very mount out of sight, unless another one lies on it; what went wrong, or None.
+
+    It asks nothing of the mount: whoever should answer may be held up.
+    """
+    if mount_at(mount.path) != mount:
+        return "it is not mounted, or under another mount"
+    return _umount2(mount.path, True) if os.geteuid() == 0 else _fusermount(mount.path, True)
+
+
 def wait_until_gone(mount: Mount) -> bool:
     """Whether that very mount left the table within `WAIT_S`."""
     end = time.monotonic() + WAIT_S

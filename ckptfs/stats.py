@@ -8,8 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -122,6 +120,11 @@ class Stats:
         return found
 
 
+def log_stats(stats: Stats) -> None:
+    """A snapshot in the log, in one line."""
+    log.info("stats %s", json.dumps(stats.snapshot()))
+
+
 def with_stats(tree: Tree, stats: Stats) -> Tree:
     """*tree* with the hidden folder that shows *stats*."""
 
@@ -137,26 +140,6 @@ def stats_file(stats: Stats) -> File:
     text = json.dumps(stats.snapshot(), indent=1)
     assert len(text) < FILE_NBYTES, "there are not that many kinds, sizes and errors"
     return file_of([text.ljust(FILE_NBYTES - 1).encode() + b"\n"])
-
-
-def log_on_signal(stats: Stats, number: int = signal.SIGUSR1) -> None:
-    """Log a snapshot, in one line, whenever the signal comes. Call it in the main thread.
-
-    A handler in Python only runs in the main thread, which is in libfuse as long as the mount lives: instead, a thread
-    reads the bytes that Python's C handler writes, in whichever thread the signal arrives (OpenBLAS has some, too).
-    """
-    receive, send = os.pipe()
-    os.set_blocking(send, False)
-    signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    signal.signal(number, lambda *_: None)
-    signal.siginterrupt(number, False)
-
-    def wait() -> None:
-        while True:
-            for _ in range(os.read(receive, 64).count(number)):
-                log.info("stats %s", json.dumps(stats.snapshot()))
-
-    threading.Thread(target=wait, name="stats", daemon=True).start()
 
 
 def bytes_read() -> int | None:

@@ -60,6 +60,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "`SIGINT`, `SIGTERM` or `SIGHUP` to the daemon": "test_life.test_signals_unmount_in_the_foreground",
         "`SIGUSR1` to the daemon": "test_stats.test_a_signal_logs_them_or_does_nothing",
         "a signal while a file is open": "test_life.test_a_signal_ends_the_daemon_while_a_file_is_open",
+        "a signal while a read waits": "test_life.test_a_signal_ends_the_daemon_while_a_read_waits",
         "`ckptfs umount`": "test_life.test_unmounting_waits_for_the_end",
         "`ckptfs umount` of a mount in use": "test_life.test_a_busy_mount_names_who_uses_it",
         "`ckptfs umount --lazy`": "test_life.test_a_busy_mount_names_who_uses_it",

@@ -41,8 +41,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def start_in_foreground(mounter: Mounter, path: Path) -> subprocess.Popen[str]:
-    process = mounter.start(*TREE_MODULE, "-f", path)
+def start_in_foreground(mounter: Mounter, path: Path, *options: str) -> subprocess.Popen[str]:
+    process = mounter.start(*TREE_MODULE, "-f", path, *options)
     wait_for("the mount", lambda: is_mounted(path) and (path / "README.txt").read_bytes() == TEXT)
     return process
 
@@ -81,6 +81,39 @@ def test_a_signal_ends_the_daemon_while_a_file_is_open(mounter: Mounter) -> None
     with pytest.raises(OSError) as caught:
         os.close(fd)
     assert caught.value.errno == errno.ENOTCONN
+
+
+@pytest.mark.parametrize("threads", [[], ["threads=1"], ["threads=4"]], ids=["default", "one", "four"])
+def test_a_signal_ends_the_daemon_while_a_read_waits(mounter: Mounter, threads: list[str]) -> None:
+    path = mounter.mountpoint()
+    process = start_in_foreground(mounter, path, *threads)
+    reader = subprocess.Popen(["cat", path / "slow"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    assert reader.poll() is None, "the read is under way, for a minute"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert "unmounted" in err
+    assert not is_mounted(path)
+    assert reader.wait(10) == 1
+
+
+def test_a_signal_leaves_a_later_mount_alone(mounter: Mounter) -> None:
+    path = mounter.mountpoint()
+    first = start_in_foreground(mounter, path)
+    with open(path / "big.bin", "rb", buffering=0) as file:
+        assert mounter.ckptfs("umount", "--lazy", path).returncode == 0
+        second = start_in_foreground(mounter, path)
+        assert file.read(1), "the first one answers still"
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=10)
+        with pytest.raises(OSError, match="not connected"):
+            os.pread(file.fileno(), 1, len(BIG) - 1)
+    assert first.returncode == 0
+    assert (path / "README.txt").read_bytes() == TEXT
+    second.send_signal(signal.SIGTERM)
+    second.communicate(timeout=10)
+    assert second.returncode == 0
 
 
 def test_mounting_returns_when_the_mount_answers(mounter: Mounter) -> None:
@@ -250,6 +283,10 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups \
     cat "$T/user/README.txt" || echo "dead"
     "$PYTHON" -m ckptfs umount "$T/user"
     echo "left: $(ls "$T/user")"
+    "$PYTHON" -m tests.mount.mount_tree "$T/user"
+    cat "$T/user/slow" & sleep 0.5
+    kill "$(cut -d" " -f1 "$T"/home/.local/state/ckptfs/*.pid)"
+    wait $! || echo "ended: $(ls "$T/user")"
   '
 """
 
@@ -268,6 +305,6 @@ def test_a_plain_user_mounts_and_unmounts(mounter: Mounter) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:3] == TEXT.decode().splitlines()
-    assert lines[3:] == ["owner 65534:65534", "busy 1", "left: ", "refused 4", "dead", "left: "]
+    assert lines[3:] == ["owner 65534:65534", "busy 1", "left: ", "refused 4", "dead", "left: ", "ended: "]
     assert "busy" in done.stderr
     assert "user_allow_other" in done.stderr
