@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import emit, models
 from benchmarks.common import GB, MIB, Bench, remove
 from benchmarks.footprint import stored_and_packed, stream
+from benchmarks.memory import HeldMemory
 from benchmarks.mounting import warm
 from benchmarks.state import Stored
 
@@ -33,7 +34,10 @@ def by_keys(bench: Bench, n_keys: int) -> Row:
     path = bench.path("keys.mdl")
     state = models.state_dict(models.llama(64, 176, max(1, round((n_keys - 57) / 45)), 4, 2, 100), optimizer=True)
     keys = emit.emit_checkpoint(path, state, {"": PATTERN})
+    os.sync()
     warm(path)
+    with HeldMemory(GB) as held:  # what a mount of many keys needs for a while
+        held.settle()
     with bench.mount(path) as mount:
         rss = mount.status("VmRSS")
         raw = f"{mount.path}/raw"
@@ -137,8 +141,11 @@ def by_model(bench: Bench, name: str, nbytes: int) -> Row:
     path = bench.path("model.mdl")
     model = SHAPES[name]()
     emit.emit_checkpoint(path, models.state_dict(model), stored_and_packed())
-    with bench.mount(path) as mount:
+    os.sync()
+    with HeldMemory(nbytes * 3 // 2) as held, bench.mount(path) as mount:
         at_start = mount.status("VmRSS")
+        held.settle()
+        held.release()
         before, start = mount.cpu_seconds(), time.perf_counter()
         done = stream(f"{mount.path}/hf", nbytes)
         seconds = time.perf_counter() - start
