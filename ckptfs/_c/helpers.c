@@ -1,9 +1,9 @@
 /* Threads that answer the kernel when the one that usually does is held up.
  *
  * Where there are few processors, a thread that is always busy serves a reader faster than two that take turns: it is
- * never woken, its buffers stay in its processor's cache, and the reader keeps a processor of its own. So libfuse's loop
+ * never woken, its buffers stay in its processor's cache, and the reader has a processor of its own. So libfuse's loop
  * runs in one thread, and these look once in a tick whether a request waits while that one has answered none. Then they
- * answer until it does; and all the time while requests come for which that is said to pay: direct I/O, and sources far away.
+ * answer until it does; and all the time while requests come for which that is said to pay: direct I/O, far sources.
  */
 #include "native.h"
 

@@ -158,8 +158,8 @@ int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t
     int64_t failed = 0;
     while (nbytes > 0 && !failed) {
         int64_t inside = start % band, n = nbytes < band - inside ? nbytes : band - inside;
-        failed = gather(fd, starts + start / band * count, inside / cols * wide, count, wide, cols, inside % cols, n, out,
-                        cols, scratch, scratch_nbytes, streamed);
+        failed = gather(fd, starts + start / band * count, inside / cols * wide, count, wide, cols, inside % cols, n,
+                        out, cols, scratch, scratch_nbytes, streamed);
         start += n;
         nbytes -= n;
         out += n;

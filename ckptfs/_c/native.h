@@ -18,7 +18,7 @@ int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, in
                                  int64_t pitch, byte *scratch, int64_t scratch_nbytes);
 int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states);
 
-/* For helpers.c: this thread has answered a read of the kernel;  several threads answer such requests sooner than one. */
+/* For helpers.c: this thread has answered a read of the kernel;  several threads answer such reads sooner than one. */
 void ckptfs_answered(void);
 void ckptfs_invite_help(void);
 

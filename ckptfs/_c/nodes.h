@@ -19,7 +19,7 @@ typedef struct node {
     const struct node **parts;   /* JOIN: NULL for those that are left to Python */
     int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor;
                                     TILES: rows of chunks */
-    int64_t n;                   /* TILES: chunks in a row of chunks;  JOIN: parts;  ORDER: rows of a block;  TURN: rows */
+    int64_t n;                   /* TILES: chunks in a row of them;  JOIN: parts;  ORDER: a block's rows;  TURN: rows */
     int64_t high, wide;          /* TILES: a chunk's rows, and its row;  TURN: rows of a tile, and an element */
     int64_t cols;                /* TILES, ORDER, TURN: the matrix's row */
     int64_t nbytes;              /* TILES: of a chunk;  TURN: of a row of `part` */

@@ -58,7 +58,8 @@ int64_t ckptfs_unpack(decompress lz4, int fd, const int64_t *starts, const int64
                     return i;
             } else {
                 byte *packed = scratch + nbytes;
-                if (states[k] == MISSING || stored[k] > room || ckptfs_read_exactly(fd, packed, stored[k], offsets[k]) ||
+                if (states[k] == MISSING || stored[k] > room ||
+                    ckptfs_read_exactly(fd, packed, stored[k], offsets[k]) ||
                     !decode(lz4, packed, stored[k], chunk, nbytes))
                     return i;
             }

@@ -1,7 +1,7 @@
 /* Requests of the kernel answered without Python: a file's bytes from a tree of nodes that `layouts/reader.py` makes.
  *
  * A node stands for a run of bytes: text, a part of a file, a tensor in plain chunks, or others joined, cut and put in
- * order. Whatever needs more (decoding, arithmetic, a message about damage) is left to Python, which gives the same bytes
+ * order. Whatever needs more (decoding, arithmetic, words about damage) is left to Python, which gives the same bytes
  * for the same request.
  */
 #define _GNU_SOURCE /* O_DIRECT */
@@ -80,7 +80,7 @@ static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, const
     return done;
 }
 
-/* Rows in blocks that each come from neighbouring rows; the blocks that neighbour each other there, too, go together. */
+/* Rows in blocks that each come from neighbouring rows; blocks that neighbour each other there, too, go together. */
 static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
 {
     while (nbytes > 0) {
@@ -168,7 +168,7 @@ static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const 
     return 0;
 }
 
-/* Bytes [start, start + nbytes) of a file, a JOIN: how many of them are in `out` now; Python has to say the next one. */
+/* Bytes [start, start + nbytes) of a file, a JOIN: how many of them are in `out` now; the next one is for Python. */
 int64_t ckptfs_read(const node *file, int64_t start, int64_t nbytes, byte *out)
 {
     request asked = {malloc(SCRATCH), nbytes}; /* memory that was freed a moment ago, and is in the cache still */

@@ -140,7 +140,8 @@ int ckptfs_fill_turned(const node *of, int64_t start, int64_t nbytes, byte *out,
 {
     while (nbytes > 0) {
         int64_t top = start / of->cols / of->high * of->high, rows = of->n - top < of->high ? of->n - top : of->high;
-        int64_t inside = start - top * of->cols, all = rows * of->cols, n = all - inside < nbytes ? all - inside : nbytes;
+        int64_t inside = start - top * of->cols, all = rows * of->cols;
+        int64_t n = all - inside < nbytes ? all - inside : nbytes;
         if (n == all) {
             if (!make(of, top, rows, out, asked))
                 return 0;

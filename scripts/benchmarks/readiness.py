@@ -40,6 +40,7 @@ def first_model(bench: Bench) -> Result:
     unmet = f"{more['mount: written']} bytes written" if more["mount: written"] else None
     loader = "cerebras_pytorch" if bench.cstorch else "h5py"
     stand_in = f"the conversion is a stand-in: {loader}, renames, row orders, saving; the public converter does more"
+    stand_in += "" if bench.cstorch else ", and loads with what --cstorch PYTHON takes, far slower than h5py"
     notes = () if bench.converter else (stand_in,)
     return Result(statistics.median(ratios), "x less time", 10.0, ratios, unmet=unmet, more=more, notes=notes)
 
