@@ -72,12 +72,12 @@ def measured(folder: str, source: str, operation: str, path: str, runs: int, *op
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(runs):
         for way, (direct, readers) in WAYS.items():
-            with HeldMemory(0 if direct else PAGE_CACHE * os.path.getsize(path)) as held:
+            mounted = mounted_case(path, operation, os.path.join(folder, "mnt"), *options)
+            with HeldMemory(0 if direct else PAGE_CACHE * os.path.getsize(path)) as held, mounted as mount:
+                held.settle()
                 warm(path)
-                with mounted_case(path, operation, os.path.join(folder, "mnt"), *options) as mount:
-                    held.settle()
-                    held.release()
-                    seconds, cpu, nbytes = _read(mount, direct, readers)
+                held.release()
+                seconds, cpu, nbytes = _read(mount, direct, readers)
             rates[way].append(nbytes / seconds / GB)
             costs[way].append(cpu / nbytes * GB)
     ways = {way: {"GB/s": spread(rates[way]), "CPU s/GB": spread(costs[way])} for way in WAYS}

@@ -49,13 +49,12 @@ def far_source(bench: Bench) -> Result:
 def _rate(bench: Bench, folder: str, weights: list[str], way: str, read_ahead: int) -> float:
     """GB/s of all weight files, through mounts that were never read."""
     nbytes = sum(os.path.getsize(os.path.join(folder, name)) for name in weights)
-    with HeldMemory(3 * nbytes) as held:
-        for name in weights if way == "loopback" else ["source.mdl"]:
-            warm(os.path.join(folder, name))  # what is slow here is the way to it
-        with far_mount(folder, bench.path("far-mnt"), MILLISECONDS, read_ahead) as far:
-            own = ckptfs_mount(f"{far.path}/source.mdl", bench.path("mnt"), *bench.view)
-            with own if way == "ckptfs" else loopback_mount(far.path, bench.path("mnt")) as mount:
-                below = f"{mount.path}/hf" if way == "ckptfs" else mount.path
-                held.settle()
-                held.release()
-                return nbytes / sum(cat(f"{below}/{name}") for name in weights) / GB
+    with HeldMemory(3 * nbytes) as held, far_mount(folder, bench.path("far-mnt"), MILLISECONDS, read_ahead) as far:
+        own = ckptfs_mount(f"{far.path}/source.mdl", bench.path("mnt"), *bench.view)
+        with own if way == "ckptfs" else loopback_mount(far.path, bench.path("mnt")) as mount:
+            below = f"{mount.path}/hf" if way == "ckptfs" else mount.path
+            held.settle()
+            for name in weights if way == "loopback" else ["source.mdl"]:
+                warm(os.path.join(folder, name))  # what is slow here is the way to it
+            held.release()
+            return nbytes / sum(cat(f"{below}/{name}") for name in weights) / GB

@@ -51,8 +51,8 @@ def main(way: str, source: str, folder: str, options: str = "{}") -> dict[str, A
     model_name, config = _view(source, given.get("model"), given.get("config"))
     _warm_up()
     held = HeldMemory(3 * os.path.getsize(source))
-    warm(source)
     held.settle()
+    warm(source)
     held.release()
     start = time.perf_counter()
     if way == "mount":

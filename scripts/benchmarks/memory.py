@@ -30,7 +30,8 @@ MADV_POPULATE_WRITE = 23
 
 
 class HeldMemory(contextlib.AbstractContextManager["HeldMemory"]):
-    """Memory that is really there. `settle` and `release` belong right before what is timed.
+    """Memory that is really there. `settle` and `release` belong right before what is timed, and between them what
+    brings a source into the page cache: some kernels take pages back that nobody used for seconds.
 
     A virtual machine gets a page from its host when it first writes to it, which takes several times as long as copying
     into it, and gives free pages back within two seconds. A read into the page cache of a fresh mount would pay for

@@ -104,18 +104,18 @@ def _cat_fresh(bench: Bench, source: str, converted: str, name: str, cold: bool)
     weights = sorted(os.listdir(converted))
     below = [source] if name == "ckptfs" else [f"{converted}/{n}" for n in weights]
     nbytes = sum(map(os.path.getsize, below))
-    with HeldMemory(nbytes if cold else 2 * nbytes) as held:  # dropping the source gives the other half
-        if not cold:
-            for path in below:
-                warm(path)
-        with bench.mount(source) if name == "ckptfs" else loopback_mount(converted, bench.path("mnt")) as mount:
-            folder = f"{mount.path}/hf" if name == "ckptfs" else mount.path
-            held.settle()
-            if cold and not drop_cached(*below):
-                return None
-            before = mount.cpu_seconds()
-            held.release()
-            return sum(cat(f"{folder}/{n}") for n in weights), mount.cpu_seconds() - before
+    mounted = bench.mount(source) if name == "ckptfs" else loopback_mount(converted, bench.path("mnt"))
+    # Where caches are dropped, dropping the source gives the other half of the memory.
+    with HeldMemory(nbytes if cold else 2 * nbytes) as held, mounted as mount:
+        folder = f"{mount.path}/hf" if name == "ckptfs" else mount.path
+        held.settle()
+        if cold and not drop_cached(*below):
+            return None
+        for path in [] if cold else below:
+            warm(path)
+        before = mount.cpu_seconds()
+        held.release()
+        return sum(cat(f"{folder}/{n}") for n in weights), mount.cpu_seconds() - before
 
 
 def own_reader(bench: Bench) -> Result:
@@ -246,10 +246,9 @@ def _seconds(
     *cached* says whether it goes through the mount's page cache, which needs memory then.
     """
     below = f"{converted}/{name}" if loopback else source
-    with HeldMemory(2 * os.path.getsize(below) if cached else 0) as held:
+    mounted = loopback_mount(converted, bench.path("mnt")) if loopback else bench.mount(source)
+    with HeldMemory(2 * os.path.getsize(below) if cached else 0) as held, mounted as mount:
+        held.settle()
         warm(below)
-        with loopback_mount(converted, bench.path("mnt")) if loopback else bench.mount(source) as mount:
-            if cached:
-                held.settle()
-                held.release()
-            return read(f"{mount.path}/{name}" if loopback else f"{mount.path}/hf/{name}")
+        held.release()
+        return read(f"{mount.path}/{name}" if loopback else f"{mount.path}/hf/{name}")
