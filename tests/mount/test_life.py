@@ -80,7 +80,8 @@ def test_a_signal_ends_the_daemon_while_a_file_is_open(mounter: Mounter) -> None
     assert not is_mounted(path)
     with pytest.raises(OSError) as caught:
         os.close(fd)
-    assert caught.value.errno == errno.ENOTCONN
+    # Its threads end one after the other, and with the last one the connection.
+    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
 @pytest.mark.parametrize("threads", [[], ["threads=1"], ["threads=4"]], ids=["default", "one", "four"])
