@@ -170,14 +170,20 @@ def _without_stats() -> None:
 
 def _leave(life: _Life) -> None:
     """Unmount. A process that does not end by that, because files are open or a read waits for its source, is ended."""
-    if life.mount is not None:
-        threading.Thread(target=detach, args=(life.mount,), daemon=True).start()  # fusermount3 may wait for an answer
+    threading.Thread(target=_take_away, args=(life,), daemon=True).start()  # fusermount3 may wait for an answer
     if life.ended.wait(LEAVE_S):
         return
     log.info("unmounted %s; some files were still open", life.mountpoint)
     Path(state_file(life.mountpoint, ".pid")).unlink(missing_ok=True)
     logging.shutdown()
     os._exit(0)
+
+
+def _take_away(life: _Life) -> None:
+    mount = life.mount or mount_at(life.mountpoint)  # the kernel may have made it a moment ago
+    problem = detach(mount) if mount is not None else "it was not mounted yet"
+    if problem:
+        log.info("%s: %s", life.mountpoint, problem)
 
 
 def _settle(life: _Life, options: MountOptions, on_ready: Callable[[], None] | None) -> None:

@@ -128,11 +128,11 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
 
 
 def detach(mount: Mount) -> str | None:
-    """Take that very mount out of sight, unless another one lies on it; what went wrong, or None.
+    """Take that very mount of ckptfs out of sight, unless another one lies on it; what went wrong, or None.
 
     It asks nothing of the mount: whoever should answer may be held up.
     """
-    if mount_at(mount.path) != mount:
+    if mount.fstype != FSTYPE or mount_at(mount.path) != mount:
         return "it is not mounted, or under another mount"
     return _umount2(mount.path, True) if os.geteuid() == 0 else _fusermount(mount.path, True)
 

@@ -56,6 +56,7 @@ def others(bench: Bench) -> Result:
     for _ in range(min(RUNS, bench.runs)):
         for name in [n for n in ways if n not in left]:
             with HeldMemory(4 * nbytes) as held:
+                held.settle()
                 warm(source if name.endswith(".mdl") else packed)
                 try:
                     rates[name].append(ways[name](held) / GB)
@@ -94,7 +95,6 @@ def _ours(bench: Bench, source: str, key: str, held: HeldMemory) -> float:
 
 def _rate(path: str, held: HeldMemory) -> float:
     """Bytes a second of ``cat``; the memory that is *held* is freed right before, as by all who take it here."""
-    held.settle()
     held.release()
     return os.path.getsize(path) / cat(path)
 
@@ -104,7 +104,6 @@ def _h5py(source: str, key: str, held: HeldMemory) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import h5py, hdf5plugin"], check=True)
     loading = time.perf_counter() - start
-    held.settle()
     held.release()
     start = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", READ_H5PY, source, key], stdout=subprocess.PIPE) as reader:
@@ -130,7 +129,6 @@ def _hdfuse(bench: Bench, source: str, key: str, held: HeldMemory) -> float:
     os.chmod(editor, 0o755)
     env = {**os.environ, "CKPTFS_BENCH_TENSOR": f"model.h5/{key}", "CKPTFS_BENCH_SAID": str(said)}
     env.setdefault("HDF5_PLUGIN_PATH", hdf5plugin.PLUGIN_PATH)  # it knows no filters of its own
-    held.settle()
     held.release()
     try:
         _ended([program, "-d", folder, "-e", editor], env)
