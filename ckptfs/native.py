@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 9
+INTERFACE = 10
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
+_LINE = 64
+"""Bytes of a line of the processor's caches, which C wants besides."""
 PACKED_ROOM = 1 << 16
 """Bytes that an LZ4 chunk may have beyond its decoded size and a 128th of it: heads of blocks."""
 BFLOAT16_STEPS = ("multiply", "divide", "add")
@@ -37,6 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ckptfs_waited": (c_int64,),
     "ckptfs_ahead_rows": (c_void_p, c_int64, c_int64),
     "ckptfs_ahead_columns": (c_void_p, c_int64, c_int64),
+    "ckptfs_expect": (c_void_p, c_int64),
     "ckptfs_gather": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_void_p, c_int64),
     "ckptfs_gather_span": (c_int, c_void_p, *[c_int64] * 6, c_void_p, c_void_p, c_int64),
     "ckptfs_look": (c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p),
@@ -72,6 +75,15 @@ class Truncated(Exception):
         self.offset = offset
 
 
+def _room(wide: int) -> tuple[int, int]:
+    """Address and size of scratch memory for pieces of chunks whose rows have *wide* bytes; behind it lies a line more.
+
+    It is this thread's until the next call.
+    """
+    buffer = scratch("native", max(SCRATCH, wide) + _LINE)
+    return buffer.ctypes.data, buffer.nbytes - _LINE
+
+
 def gather(
     fd: int, starts: _Array, skip: int, wide: int, cols: int, head: int, nbytes: int, out: _Array, pitch: int
 ) -> None:
@@ -81,10 +93,9 @@ def gather(
     chunk have *wide* bytes, rows of the matrix *cols* bytes. Raises `Truncated` and OSError.
     """
     assert LIBRARY is not None
-    buffer = scratch("native", max(SCRATCH, wide))
-    at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
+    at, line = starts.ctypes.data, out.ctypes.data
     sizes = (skip, len(starts), wide, cols, head, nbytes)
-    _check(LIBRARY.ckptfs_gather(fd, at, *sizes, line, pitch, room, buffer.nbytes))
+    _check(LIBRARY.ckptfs_gather(fd, at, *sizes, line, pitch, *_room(wide)))
 
 
 def gather_span(fd: int, starts: _Array, count: int, high: int, wide: int, cols: int, start: int, out: _Array) -> None:
@@ -93,10 +104,9 @@ def gather_span(fd: int, starts: _Array, count: int, high: int, wide: int, cols:
     *starts* has all its chunks, *count* in a row of chunks, each of *high* rows. The rest as in `gather`.
     """
     assert LIBRARY is not None
-    buffer = scratch("native", max(SCRATCH, wide))
-    at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
+    at, line = starts.ctypes.data, out.ctypes.data
     sizes = (count, high, wide, cols, start, out.nbytes)
-    _check(LIBRARY.ckptfs_gather_span(fd, at, *sizes, line, room, buffer.nbytes))
+    _check(LIBRARY.ckptfs_gather_span(fd, at, *sizes, line, *_room(wide)))
 
 
 def gather_transposed(
@@ -114,10 +124,9 @@ def gather_transposed(
     """
     assert LIBRARY is not None
     wide = chunk[1] * size
-    buffer = scratch("native", max(SCRATCH, wide))
-    at, room, line = starts.ctypes.data, buffer.ctypes.data, out.ctypes.data
+    at, line = starts.ctypes.data, out.ctypes.data
     where = (starts.strides[0] // 8, len(starts), chunk[0], wide, size, *rows, *cols)
-    _check(LIBRARY.ckptfs_gather_transposed(fd, at, *where, line, out.strides[0], room, buffer.nbytes))
+    _check(LIBRARY.ckptfs_gather_transposed(fd, at, *where, line, out.strides[0], *_room(wide)))
 
 
 def look(fd: int, offsets: _Array, step: int, nbytes: int, states: _Array) -> None:

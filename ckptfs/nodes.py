@@ -156,6 +156,12 @@ class Join:
         return done
 
 
+def expect(node: Node) -> None:
+    """Somebody is going to read *node* from its first byte on: the kernel hears of that if the source is far away."""
+    assert native.LIBRARY is not None
+    native.LIBRARY.ckptfs_expect(node.address, 0)
+
+
 class hinted:  # noqa: N801 - reads as a function: ``with hinted(...):``
     """While the block runs, some of the chunks of *node* are read: the kernel hears of them and of those behind.
 

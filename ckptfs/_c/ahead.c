@@ -95,6 +95,17 @@ static int tell(int64_t of, int64_t start, int64_t upto, int64_t near, int64_t f
     return known;
 }
 
+/* A reader is going to begin at `start`: it will not have jumped there. */
+static void begin(int64_t of, int64_t start)
+{
+    if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE))
+        return;
+    reader *r = reader_at(of, start, start, 0);
+    r->end = start;
+    r->used = ++n_used;
+    __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+}
+
 typedef struct {
     int fd;
     int64_t step, gap, from, upto;
@@ -198,4 +209,38 @@ int64_t ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes)
     if (waiting())
         bytes(of, start, nbytes);
     return waits();
+}
+
+/* The bytes of a node from `start` on, of which there are some, will be read by somebody who has not asked yet. */
+void ckptfs_expect(const node *of, int64_t start)
+{
+    if (!waiting())
+        return;
+    switch (of->kind) {
+    case STORED:
+        begin(-1 - of->fd, of->shift + start);
+        bytes(of, start, 1);
+        return;
+    case TILES:
+        begin(2 * of->name, start);
+        rows(of, start, 1);
+        return;
+    case PART:
+        ckptfs_expect(of->part, of->shift + start);
+        return;
+    case ORDER:
+        ckptfs_expect(of->part, of->order[start / of->cols] * of->cols);
+        return;
+    case TURN:
+        if (of->part->kind == TILES)
+            columns(of->part, 0, 1);
+        return;
+    case JOIN:
+        for (int64_t i = 0; i < of->n; i++)
+            if (start < of->starts[i + 1]) {
+                if (part_of(of, i))
+                    ckptfs_expect(part_of(of, i), start - of->starts[i]);
+                return;
+            }
+    }
 }

@@ -17,7 +17,7 @@
 /* Raised with every change of a signature: a library left over from an older source must not be called. */
 int64_t ckptfs_interface(void)
 {
-    return 9;
+    return 10;
 }
 
 /* n bytes; the widths of real chunks' rows get code without a call. */
@@ -60,7 +60,14 @@ static void end_stream(void)
 enum {
     STREAM = 4 << 20,    /* bytes of a call; smaller ones, such as the kernel's, are read again while they are cached */
     STREAMED_LINE = 256, /* shorter lines have too few whole cache lines */
+    MOST_PIECES = 256,
 };
+
+/* The first place from `at` on that is where `offset` is in a cache line: the kernel copies whole pages faster so. */
+static inline byte *like_source(byte *at, int64_t offset)
+{
+    return at + ((offset - (int64_t)(uintptr_t)at) & (LINE - 1));
+}
 
 int64_t ckptfs_read_exactly(int fd, byte *out, int64_t n, int64_t offset)
 {
@@ -103,8 +110,8 @@ static inline void place(const span *s, const byte *in, int64_t r, int64_t i)
  * starts:  where in the file each chunk's elements begin;  skip: bytes of each chunk before the first wanted row
  * wide:    bytes of a chunk's row;  cols: bytes of the matrix's row, at most count * wide
  * pitch:   distance of rows in `out`, which stands for the byte `head` of the first row
- * scratch: at least wide bytes; pieces of several chunks are read into it, then placed row by row, for whole
- *          cache lines of `out` are written faster than parts of them
+ * scratch: scratch_nbytes, at least wide, and LINE more; pieces of several chunks are read into it, then placed row by
+ *          row, for whole cache lines of `out` are written faster than parts of them
  * Returns 0, or 1 + the offset where the file ends, or -errno.
  */
 static int64_t gather(int fd, const int64_t *starts, int64_t skip, int64_t count, int64_t wide, int64_t cols,
@@ -112,8 +119,10 @@ static int64_t gather(int fd, const int64_t *starts, int64_t skip, int64_t count
                       int streamed)
 {
     span s = {wide, cols, head, head + nbytes, pitch, out, streamed};
+    byte *pieces[MOST_PIECES];
     int64_t rows = (s.end + cols - 1) / cols, room = scratch_nbytes / wide;
-    int64_t high = rows < room ? rows : room, group = room / high;
+    int64_t high = rows < room ? rows : room, group = (scratch_nbytes + LINE) / (high * wide + LINE);
+    group = group < MOST_PIECES ? group : MOST_PIECES;
     for (int64_t top = 0; top < rows; top += high)
         for (int64_t first = 0; first < count; first += group) {
             int64_t n = rows - top < high ? rows - top : high, m = count - first < group ? count - first : group;
@@ -121,16 +130,18 @@ static int64_t gather(int fd, const int64_t *starts, int64_t skip, int64_t count
                 /* the cut first and last rows may not touch a chunk at all: its bytes are then not even read */
                 int64_t left = (first + i) * wide, from = top == 0 && left + wide <= head ? 1 : 0;
                 int64_t upto = top + n == rows && (rows - 1) * cols + left >= s.end ? n - 1 : n;
+                int64_t source = starts[first + i] + skip + top * wide;
+                pieces[i] = like_source(scratch + i * (high * wide + LINE), source);
                 if (from >= upto)
                     continue;
-                int64_t failed = ckptfs_read_exactly(fd, scratch + (i * n + from) * wide, (upto - from) * wide,
-                                              starts[first + i] + skip + (top + from) * wide);
+                int64_t failed = ckptfs_read_exactly(fd, pieces[i] + from * wide, (upto - from) * wide,
+                                                     source + from * wide);
                 if (failed)
                     return failed;
             }
             for (int64_t r = 0; r < n; r++)
                 for (int64_t i = 0; i < m; i++)
-                    place(&s, scratch + (i * n + r) * wide, top + r, first + i);
+                    place(&s, pieces[i] + r * wide, top + r, first + i);
         }
     return 0;
 }
@@ -284,7 +295,7 @@ void ckptfs_transpose(const byte *in, int64_t in_pitch, byte *out, int64_t out_p
  * starts:   where in the file row 0 of each chunk lies, `step` places from one to the next
  * high:     rows of a chunk;  wide: bytes of a chunk's row;  size: bytes of an element
  * row, rows: the wanted rows, counted from the first row of the first chunk;  col, cols: the wanted elements of a row
- * pitch:    distance of the lines of `out`
+ * pitch:    distance of the lines of `out`;  scratch: as in gather
  * Returns as gather.
  */
 int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, int64_t count, int64_t high, int64_t wide,
@@ -297,10 +308,12 @@ int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, in
         int64_t upto = row + rows < (i + 1) * high ? row + rows - i * high : high;
         for (int64_t top = from; top < upto; top += room) {
             int64_t n = upto - top < room ? upto - top : room;
-            int64_t failed = ckptfs_read_exactly(fd, scratch, n * wide, starts[i * step] + top * wide);
+            int64_t source = starts[i * step] + top * wide;
+            byte *piece = like_source(scratch, source);
+            int64_t failed = ckptfs_read_exactly(fd, piece, n * wide, source);
             if (failed)
                 return failed;
-            ckptfs_transpose(scratch + col * size, wide, out + (i * high + top - row) * size, pitch, n, cols, size);
+            ckptfs_transpose(piece + col * size, wide, out + (i * high + top - row) * size, pitch, n, cols, size);
         }
     }
     return 0;

@@ -7,6 +7,7 @@
 
 typedef uint8_t byte;
 
+enum { LINE = 64 }; /* bytes of a line of the processor's caches */
 enum { UNKNOWN, PLAIN, ENCODED, MISSING }; /* what is known of a chunk, as in formats/h5_plain.py */
 
 /* 0, or 1 + the offset where the file ends, or -errno. */

@@ -27,7 +27,7 @@ typedef struct node {
     int64_t name;                /* TILES: of the matrix, among all */
 } node;
 
-/* What a request brings along: SCRATCH bytes of memory, and how many bytes it is about. */
+/* What a request brings along: SCRATCH + LINE bytes of memory, and how many bytes it is about. */
 typedef struct {
     byte *scratch;
     int64_t asked;

@@ -171,7 +171,7 @@ static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const 
 /* Bytes [start, start + nbytes) of a file, a JOIN: how many of them are in `out` now; the next one is for Python. */
 int64_t ckptfs_read(const node *file, int64_t start, int64_t nbytes, byte *out)
 {
-    request asked = {malloc(SCRATCH), nbytes}; /* memory that was freed a moment ago, and is in the cache still */
+    request asked = {malloc(SCRATCH + LINE), nbytes}; /* freed a moment ago, and in the cache still */
     int64_t done = asked.scratch ? fill_joined(file, start, nbytes, out, &asked) : 0;
     free(asked.scratch);
     return done;

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import h5py
@@ -21,8 +22,9 @@ from ckptfs.errors import CorruptChunk
 from ckptfs.formats.raw import FileTensor
 from ckptfs.formats.source import Tensor, nbytes
 from ckptfs.layouts import reader
-from ckptfs.layouts.extent import File, file_of
+from ckptfs.layouts.extent import Body, File, file_of
 from ckptfs.layouts.reader import Reader
+from ckptfs.nodes import Node
 from ckptfs.tensors.expr import ColSlice, Reshaped, RowJoin, RowOrder, RowSlice, closed_block
 from ckptfs.tensors.read import to_bytes
 from ckptfs.tensors.reindex import rope_pairs
@@ -183,6 +185,94 @@ def test_readers_side_by_side(stored: dict[str, Tensor]) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(check, range(8)))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Which bodies got a node, by id, and in what thread; small tensors are got ready ahead, too."""
+    found: list[tuple[int, str]] = []
+    node_of = reader._node_of
+
+    def noted(body: Body) -> Node | None:
+        found.append((id(body), threading.current_thread().name))
+        return node_of(body)
+
+    monkeypatch.setattr(reader, "_node_of", noted)
+    monkeypatch.setattr(reader, "LEAST_AHEAD", 1000)
+    return found
+
+
+def test_what_comes_next_is_got_ready_ahead(stored: dict[str, Tensor], made: list[tuple[int, str]]) -> None:
+    bodies = [b"head", stored["even"], b"x", stored["large"], RowSlice(stored["even_words"], 3, 200)]
+    file = file_of(bodies)
+    opened = Reader(file)
+    opened.read_into(0, memoryview(bytearray(4)))
+    wait(opened._ahead.values(), 60)
+    assert [body for body, thread in made if "ahead" in thread] == [id(bodies[i]) for i in (1, 3, 4)]
+    out = bytearray(file.size)
+    for start in range(0, file.size, reader.LARGE):
+        opened.read_into(start, memoryview(out)[start : start + reader.LARGE])
+    assert out == b"".join(body if isinstance(body, bytes) else to_bytes(body) for body in bodies)
+    assert sorted(body for body, _ in made) == sorted(map(id, bodies)), "each once"
+    assert opened._join.read(0, memoryview(out)) == file.size
+
+
+def test_no_more_is_got_ready_than_is_near(
+    stored: dict[str, Tensor], made: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "LEAD", 0)
+    file = file_of([stored["large"], stored["even"], stored["even_words"]])
+    opened = Reader(file)
+    for n, start in enumerate([0, *file.starts[1:2]], 1):
+        opened.read_into(start, memoryview(bytearray(10)))
+        wait(opened._ahead.values(), 60)
+        ahead = [body for body, thread in made if "ahead" in thread]
+        assert ahead == [id(body) for body in file.bodies[1 : n + 1]]
+
+
+def test_a_reader_that_jumps_has_nothing_got_ready(stored: dict[str, Tensor], made: list[tuple[int, str]]) -> None:
+    file = file_of([b"head", stored["even"], stored["large"], stored["even_words"]])
+    opened = Reader(file)
+    for start in (file.starts[2] + 4096, file.starts[1] + 1, file.starts[3] + 100):
+        opened.read_into(start, memoryview(bytearray(4096)))
+    assert not opened._ahead
+    assert len(made) == 3
+
+
+def test_what_is_being_got_ready_is_waited_for(
+    stored: dict[str, Tensor], made: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, node_of = threading.Event(), threading.Event(), reader._node_of
+
+    def held(body: Body) -> Node | None:
+        if "ahead" in threading.current_thread().name:
+            begun.set()
+            assert go_on.wait(60)
+        return node_of(body)
+
+    monkeypatch.setattr(reader, "_node_of", held)
+    file = file_of([b"head", stored["even"]])
+    opened, out = Reader(file), bytearray(nbytes(stored["even"]))
+    opened.read_into(0, memoryview(bytearray(4)))
+    assert begun.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(opened.read_into, 4, memoryview(out))
+        assert not wait([done], 0.2).done
+        go_on.set()
+        assert done.result(60) == len(out)
+    assert out == to_bytes(stored["even"])
+    assert [body for body, _ in made].count(id(stored["even"])) == 1
+
+
+def test_what_cannot_be_got_ready_says_so_when_it_is_read(written: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(written, tmp_path))
+    with tensors_of(path) as stored:
+        opened = Reader(file_of([b"head", stored["large"]]))
+        os.truncate(path, 3000)
+        assert opened.read_into(0, memoryview(bytearray(4))) == 4
+        wait(opened._ahead.values(), 60)
+        with pytest.raises(CorruptChunk, match="large"):
+            opened.read_into(4, memoryview(bytearray(100)))
 
 
 def test_a_damaged_part_costs_only_that_part(written: Path, tmp_path: Path) -> None:

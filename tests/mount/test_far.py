@@ -11,6 +11,7 @@ from pathlib import Path
 
 import h5py
 import hdf5plugin
+import numpy as np
 import pytest
 
 from ckptfs import native
@@ -20,6 +21,7 @@ from ckptfs.formats.h5_index import read_index
 from ckptfs.formats.source import Tensor
 from ckptfs.layouts.extent import file_of
 from ckptfs.layouts.reader import Reader
+from ckptfs.tensors.expr import RowJoin, RowOrder, RowSlice
 from ckptfs.tensors.read import to_bytes
 from ckptfs.tensors.transposed import Transposed
 from tests.conftest import Mounter
@@ -33,6 +35,7 @@ STEP = 256 << 10
 MATRIX = h5.noise((12288, 1024), "<i2")
 """24 MiB; rows of chunks have half a MiB, columns of chunks one and a half."""
 CHUNK = (256, 64)
+SWAPPED = np.r_[256:512, 0:256, 512:3072]
 PACKED = h5.smooth((3000, 1024), "<i2")
 N_SMALL = 500
 
@@ -46,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.create_dataset("stored", data=MATRIX, chunks=CHUNK, **hdf5plugin.LZ4())
         file.create_dataset("packed", data=PACKED, chunks=CHUNK, **hdf5plugin.LZ4())
         file.create_dataset("plain", data=MATRIX)
+        file.create_dataset("next", data=MATRIX[:3072], chunks=CHUNK, **hdf5plugin.LZ4())
     with h5py.File(path / "small.h5", "w") as file:
         for i in range(N_SMALL):
             file.create_dataset(f"small {i}", data=h5.noise((64, 128), "<f4"), chunks=(32, 64))
@@ -80,10 +84,10 @@ def asked_between(log: Path, start: int, stop: int) -> int:
     return sum(r.nbytes for r in far.requests(log) if start <= r.offset < stop)
 
 
-def asked_soon(log: Path, start: int, stop: int, least: int) -> bool:
-    """Whether requests for more than *least* bytes begin there; the kernel goes on with a hint while readers do."""
+def soon(holds: Callable[[], bool]) -> bool:
+    """The kernel goes on with a hint while readers do."""
     end = time.monotonic() + 10
-    while asked_between(log, start, stop) <= least:
+    while not holds():
         if time.monotonic() > end:
             return False
         time.sleep(0.01)
@@ -103,7 +107,7 @@ def test_rows_of_chunks_are_asked_for_before_a_sequential_reader_wants_them(fold
     with tensors_of(path) as found:
         assert read(found["stored"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]  # the first two rows of chunks
     places = [offset_of(folder, row, 0) for row in (2 * 256, 10 * 256, 24 * 256, 47 * 256)]
-    assert asked_soon(log, places[0], places[1], (places[1] - places[0]) // 2)
+    assert soon(lambda: asked_between(log, places[0], places[1]) > (places[1] - places[0]) // 2)
     assert asked_between(log, places[2], places[3]) < (places[3] - places[2]) // 8  # as far as its window, not all
     assert far.at_once(far.requests(log)) > 3
 
@@ -119,8 +123,33 @@ def test_rows_that_lie_one_after_the_other_are_asked_for_further_ahead_than_the_
         read(found["stored"], 0, 2 * STEP)  # which has to wait, and tells that the source is far away
         assert read(found["plain"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
     far_ahead = start + 4 * STEP + 2 * READ_AHEAD
-    assert asked_soon(log, far_ahead, far_ahead + (4 << 20), 2 << 20)
+    assert soon(lambda: asked_between(log, far_ahead, far_ahead + (4 << 20)) > 2 << 20)
     assert asked_between(log, far_ahead + (8 << 20), start + MATRIX.nbytes - (1 << 20)) == 0
+
+
+@in_c
+@pytest.mark.parametrize("name", ["slice", "order", "join", "transpose"])
+def test_the_next_tensor_is_asked_for_before_a_sequential_reader_is_there(folder: Path, away: Far, name: str) -> None:
+    path, log = away("matrices.h5")
+    with h5py.File(folder / "matrices.h5") as file:
+        place = (
+            file["next"].id.get_chunk_info_by_coord((2816, 0) if name == "transpose" else (256, 0)).byte_offset + 30_000
+        )
+    with tensors_of(path) as found:
+        read(found["stored"], 0, 2 * STEP)  # which has to wait, and tells that the source is far away
+        rows = RowSlice(found["next"], 256, 3072)
+        following, content = {
+            "slice": (rows, MATRIX[256:3072]),
+            "order": (RowOrder(found["next"], SWAPPED, 256), MATRIX[SWAPPED]),
+            "join": (RowJoin((RowSlice(rows, 0, 0), rows, rows)), MATRIX[256:3072]),
+            "transpose": (Transposed(found["next"]), MATRIX[:3072].T),
+        }[name]
+        reader = Reader(file_of([found["stored"], following]))
+        assert reader.read_into(0, memoryview(bytearray(STEP))) == STEP
+        assert soon(lambda: any(r.offset <= place < r.offset + r.nbytes for r in far.requests(log)))
+        out = bytearray(STEP)
+        assert reader.read_into(MATRIX.nbytes, memoryview(out)) == STEP
+    assert out == content.tobytes()[:STEP]
 
 
 @in_c
