@@ -169,6 +169,8 @@ def _ask(file: OpenFile, chunks: str | None, library: bool, early: Early | None 
                 raise CorruptHeader(file.path, "its metadata cannot be read: the indexing process died") from error
             if not isinstance(section, dict):
                 raise CorruptHeader(file.path, "the indexing process answered nonsense")
+            if isinstance(section.get("file"), dict):
+                section["file"] = {name: _text(file, value) for name, value in section["file"].items()}
             answer |= section
             if early is not None and section.keys() == {"file"} and isinstance(section["file"], dict):
                 early(section["file"])
@@ -177,6 +179,19 @@ def _ask(file: OpenFile, chunks: str | None, library: bool, early: Early | None 
     if "error" in answer:
         raise CorruptHeader(file.path, str(answer["error"]))
     return answer
+
+
+def _text(file: OpenFile, value: Any) -> Any:
+    """An attribute of the file; long texts are told by their place."""
+    if not isinstance(value, dict):
+        return value
+    start, n = value.get("at", -1), value.get("nbytes", -1)
+    if not (_is_place(start) and _is_place(n) and 0 <= start <= start + n <= file.size):
+        raise CorruptHeader(file.path, "the indexing process answered nonsense")
+    data = os.pread(file.fd, n, start)
+    if len(data) < n:
+        raise CorruptHeader(file.path, "its metadata cannot be read: the file became shorter")
+    return data.decode(errors="surrogateescape")
 
 
 def _lines(file: OpenFile, chunks: str | None, library: bool) -> Generator[bytearray, None, None]:

@@ -36,36 +36,32 @@ class Reading:
 
 
 def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
-    """One item a key, in that order. Damage and refusals stay with their key: kind ``object`` or ``link``."""
-    for key in keys:
-        reading.items[key] = _alike(reading, key) or _item(reading, key)
-    for key in keys:
-        if reading.items[key].tied_to is not None:
-            reading.items[key] = tied(reading, key)
-    for item in reading.items.values():
-        if item.reason is not None:
-            reading.warnings.append(f"{item.key}: {item.reason}")
-    return reading.items
+    """One item a key, in that order. Damage and refusals stay with their key: kind ``object`` or ``link``.
 
-
-def _alike(reading: Reading, key: str) -> Item | None:
-    """The item of a key that differs from an earlier one in nothing but where its data are.
-
-    Thousands of tensors share metadata and dataset in the index: what was sound for the first one is so for all.
+    Thousands of tensors share metadata and dataset in the index, and differ in nothing but where their data are: what
+    was sound for the first one is so for all.
     """
-    index = reading.index
-    same = index.places(key)
-    if same is None:
-        return None
-    first = reading.usual.get(same)
-    if first is not None and first.tensor is not None:
-        tensor = made_alike(first.tensor, index, key, index.objects[key][1])
-        return None if tensor is None else Item(key, first.kind, tensor=tensor)
-    n_warnings = len(reading.warnings)
-    item = _item(reading, key)
-    if item.kind in ("tensor", "array") and len(reading.warnings) == n_warnings:
-        reading.usual[same] = item
-    return item
+    items, index, usual, unusual = reading.items, reading.index, reading.usual, []
+    for key in keys:
+        same = index.places(key)
+        first = None if same is None else usual.get(same)
+        if first is not None and first.tensor is not None:
+            tensor = made_alike(first.tensor, index, key, index.objects[key][1])
+            if tensor is not None:
+                items[key] = Item(key, first.kind, tensor=tensor)
+                continue
+        n_warnings = len(reading.warnings)
+        item = items[key] = _item(reading, key)
+        unusual.append(key)
+        if same is not None and item.kind in ("tensor", "array") and len(reading.warnings) == n_warnings:
+            usual[same] = item
+    for key in unusual:
+        if items[key].tied_to is not None:
+            items[key] = tied(reading, key)
+    for key in unusual:
+        if items[key].reason is not None:
+            reading.warnings.append(f"{key}: {items[key].reason}")
+    return reading.items
 
 
 def _item(reading: Reading, key: str) -> Item:

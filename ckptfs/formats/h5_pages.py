@@ -90,6 +90,15 @@ class MetadataFile:
 
     def heap_object(self, address: int, index: int) -> bytes:
         """One object of the global heap collection at *address*."""
+        data, start, n = self._found(address, index)
+        return data[start : start + n]
+
+    def place_of(self, address: int, index: int) -> tuple[int, int]:
+        """Where in the file that object lies, and its size."""
+        _, start, n = self._found(address, index)
+        return self.base + address + start, n
+
+    def _found(self, address: int, index: int) -> tuple[bytes, int, int]:
         heap = self._heaps.get(address)
         if heap is None:
             if self._heap_bytes > MAX_BLOCK:
@@ -100,7 +109,7 @@ class MetadataFile:
         start, n = heap[1].get(index, (0, -1))
         if n < 0:
             raise CorruptHeader(self.path, f"text {index} of the heap at byte {address} does not exist")
-        return heap[0][start : start + n]
+        return heap[0], start, n
 
     def _collection(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
         data = self.read(address, max(16, min(_USUAL_HEAP, self.size - self.base - address)))

@@ -44,6 +44,8 @@ class Walk:
     warnings: list[str] = field(default_factory=list)
     n_nodes: int = 0
     n_chars: int = 0
+    nulls: bool = False
+    """Whether None stands for a leaf."""
 
 
 def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
@@ -54,16 +56,16 @@ def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
     """
     try:
         outer = _loads(text, path)
-        protocol, root = _loads(outer[1], path)
+        (protocol, root), nulls = _loads_tree(outer[1], path)
     except RecursionError as error:
         raise CorruptHeader(path, f"its tree spec is nested deeper than {MAX_DEPTH} levels") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise CorruptHeader(path, f"its tree spec (attribute __spec__) is broken ({error})") from error
     if protocol != PROTOCOL:
         raise CorruptHeader(path, f"its tree spec has protocol {protocol!r:.40}; only {PROTOCOL} is known")
-    walk = Walk(path)
+    walk = Walk(path, nulls=nulls)
     try:
-        tree = _node(walk, "", root, 0)
+        tree = "" if nulls and root is None else _node(walk, "", root, 0)
     except RecursionError as error:
         raise CorruptHeader(path, "its tree spec has a context that is nested too deeply") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -71,10 +73,26 @@ def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
     return finish(walk, tree)
 
 
-def _loads(text: str, path: str) -> Any:
-    if sum(text.count(mark) for mark in "{[,") > MAX_VALUES:
+def _loads(text: str, path: str, n_more: int = 0) -> Any:
+    if sum(text.count(mark) for mark in "{[,") + n_more > MAX_VALUES:
         raise CorruptHeader(path, f"its tree spec has more than {MAX_VALUES} values")
     return json.loads(text)
+
+
+def _loads_tree(text: str, path: str) -> tuple[Any, bool]:
+    """The JSON of a treespec, and whether None stands for a leaf: most of the text says that, and need not be parsed.
+
+    In JSON that text is a leaf wherever it stands, for inside of a string its quotes would be escaped. A tree that may
+    have a null where none belongs is parsed as it is.
+    """
+    n = text.count(_LEAF)
+    short = text.replace(_LEAF, "null")
+    if short.count("null") != n + short.count('": null') + short.count('"null"'):  # the context of a list is "null"
+        return _loads(text, path), False
+    return _loads(short, path, 4 * n), True
+
+
+_LEAF = '{"type": null, "context": null, "children_spec": []}'
 
 
 def enter(walk: Walk, key: str, depth: int) -> None:
@@ -105,16 +123,24 @@ def _repeated(keys: Sequence[str]) -> set[str]:
 
 def _node(walk: Walk, key: str, spec: dict[str, Any], depth: int) -> Node | str:
     kind, children = spec["type"], spec["children_spec"]
-    enter(walk, key, depth)
     if kind is None:
-        walk.keys.append(key)
-        return key
+        return _leaf(walk, key, depth)
+    enter(walk, key, depth)
     name, keys, parts = _container(walk, key, kind, spec["context"], len(children))
     prefix = f"{key}." if depth else ""
-    made = []
+    made: list[Node | str] = []
     for part, child in zip(parts, children, strict=False):
-        made.append(_node(walk, prefix + part, child, depth + 1))
+        if child is None and walk.nulls:
+            made.append(_leaf(walk, prefix + part, depth + 1))
+        else:
+            made.append(_node(walk, prefix + part, child, depth + 1))
     return Node(name, keys, tuple(made))
+
+
+def _leaf(walk: Walk, key: str, depth: int) -> str:
+    enter(walk, key, depth)
+    walk.keys.append(key)
+    return key
 
 
 def _container(

@@ -24,6 +24,8 @@ from ckptfs.formats.h5_pages import MetadataFile, text_of
 MAX_GROUP_DEPTH = 64
 MAX_NAME = 1 << 16
 """Bytes of a name in a group."""
+LONG_TEXT = 16 << 10
+"""Bytes of a text that is told by its place: a tree spec of 100,000 keys has 16 MB, which go through no pipe so."""
 
 _MESSAGE = struct.Struct("<HHB")
 _SYMBOL = struct.Struct("<QQI4xQQ")
@@ -248,7 +250,7 @@ def root_attributes(
     file: MetadataFile, root: int, suffix: str
 ) -> tuple[Iterator[tuple[str, Any]], Iterator[tuple[str, Any]]]:
     """(name, value) of each attribute of the root group: of those whose names do not end with *suffix*, and of those
-    whose do. They are decoded as they are asked for."""
+    whose do. They are decoded as they are asked for. A long text among the first is ``{"at": offset, "nbytes": n}``."""
     bodies: tuple[list[bytes], list[bytes]] = [], []
     end = suffix.encode()
     for kind, body in header_messages(file, root):
@@ -256,14 +258,19 @@ def root_attributes(
             raise Unsupported("dense attributes")
         if kind == 0x0C:
             bodies[end in body and messages.attribute_name(body).endswith(end)].append(body)
-    return _named_values(file, bodies[0]), _named_values(file, bodies[1])
+    return _named_values(file, bodies[0], LONG_TEXT), _named_values(file, bodies[1])
 
 
-def _named_values(file: MetadataFile, bodies: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+def _named_values(file: MetadataFile, bodies: Iterable[bytes], long: int = 1 << 32) -> Iterator[tuple[str, Any]]:
     for body in bodies:
         try:
             name, type_name, shape, at = messages.attribute(body, file.types)
-            yield name, attribute_value(file, type_name, shape, body[at:])
+            if shape == () and type_name == "str" and int.from_bytes(body[at : at + 4], "little") >= long:
+                n, address, index = _REFERENCE.unpack_from(body, at)
+                start, most = file.place_of(address, index)
+                yield name, {"at": start, "nbytes": min(n, most)}
+            else:
+                yield name, attribute_value(file, type_name, shape, body[at:])
         except DAMAGE as error:
             raise CorruptHeader(file.path, f"an attribute of the root group is damaged ({error})") from error
 

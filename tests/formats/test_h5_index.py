@@ -16,11 +16,11 @@ import pytest
 
 from ckptfs.cache import TileCache
 from ckptfs.errors import CkptfsError, CorruptHeader
-from ckptfs.formats import h5, h5_child, h5_index, h5_pages, h5_process
+from ckptfs.formats import h5, h5_child, h5_index, h5_pages, h5_process, h5_walk
 from ckptfs.formats.h5 import open_h5
 from ckptfs.formats.h5_index import object_path, read_index
 from ckptfs.formats.h5_tensors import made_alike
-from ckptfs.formats.raw import FileTensor
+from ckptfs.formats.raw import FileTensor, OpenFile
 from ckptfs.tensors.read import to_bytes, to_numpy
 from tests.formats.h5_files import DATA, scalar, write_checkpoint
 
@@ -28,13 +28,18 @@ FILES = sorted([*(DATA / "v05").rglob("*.mdl"), *(DATA / "h5" / "damaged").glob(
 
 
 def answer(path: Path, *, library: bool = False) -> dict[str, Any]:
-    """What the child says, with shared parts written out; without chunk indexes, which only the walker names."""
+    """What the child says, with shared parts and long texts written out; without chunk indexes, which only the walker
+    names."""
     fd = os.open(path, os.O_RDONLY)
     found: dict[str, Any] = h5_child.answer(fd, str(path), sys.path, None, library)
     os.close(fd)
     found = json.loads(json.dumps(found))
     if "error" in found:
         return found
+    for name, value in found["file"].items():
+        if isinstance(value, dict):
+            data = path.read_bytes()[value["at"] : value["at"] + value["nbytes"]]
+            found["file"][name] = data.decode(errors="surrogateescape")
     fields, records = found.pop("fields"), found.pop("records")
     for key, entry in found["metadata"].items():
         if isinstance(entry, int):
@@ -176,7 +181,16 @@ def test_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"base":0,"file":[],"metadata":{},"objects":{},"fields":[],"records":[]}']
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"base":0,"file":[],"metadata":{},"objects":{},"fields":[],"records":[]}',
+        '{"file":{"__spec__":{}}}',
+        '{"file":{"__spec__":{"at":0,"nbytes":1e3}}}',
+        '{"file":{"__spec__":{"at":-5,"nbytes":10}}}',
+        '{"file":{"__spec__":{"at":100,"nbytes":1000000000000}}}',
+    ],
 )
 def test_child_that_talks_nonsense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h5_process, "_START", f"print({text!r})")
@@ -196,6 +210,36 @@ def test_child_that_dies_half_way(text: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(h5_process, "_START", f"print({text!r}, end='')")
     with pytest.raises(CorruptHeader, match=r"good\.mdl: .*(died|gone)"):
         read_index(DATA / "h5" / "damaged" / "good.mdl")
+
+
+@pytest.mark.parametrize("text", ["x" * 5, "y" * h5_walk.LONG_TEXT, 'z\u00e4\u20ac\n"' * 20_000, ""])
+def test_texts_of_any_length(text: str, tmp_path: Path) -> None:
+    """Long ones are told by their place, also in a file that begins behind a user block."""
+    for block in (0, 1024):
+        path = tmp_path / f"{block}.h5"
+        with h5py.File(path, "w", userblock_size=block) as file:
+            file.attrs["before"] = "b" * 100
+            file.attrs["__spec__"] = text
+            file.attrs["__cstorch_version__"] = "2.10.0"
+        index = read_index(path)
+        os.close(index.file.fd)
+        assert index.attributes == {"__spec__": text, "__cstorch_version__": "2.10.0"}
+
+
+def test_a_long_text_of_a_file_that_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(1000))
+    monkeypatch.setattr(h5_process, "_START", """print('{"file":{"__spec__":{"at":0,"nbytes":1000}}}')""")
+    opened = h5_index.open_file
+
+    def then_shrinks(path: str | os.PathLike[str]) -> OpenFile:
+        file = opened(path)
+        os.truncate(path, 999)
+        return file
+
+    monkeypatch.setattr(h5_index, "open_file", then_shrinks)
+    with pytest.raises(CorruptHeader, match="became shorter"):
+        read_index(path)
 
 
 def test_what_describes_the_file_is_known_early() -> None:

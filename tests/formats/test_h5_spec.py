@@ -12,6 +12,7 @@ import pytest
 
 from ckptfs.cache import TileCache
 from ckptfs.errors import CorruptHeader
+from ckptfs.formats import h5_spec
 from ckptfs.formats.h5 import open_h5
 from ckptfs.formats.h5_spec import MAX_DEPTH, parse_spec
 from ckptfs.formats.source import Item, Node
@@ -43,6 +44,33 @@ def nested(depth: int) -> str:
     return json.dumps([None, f"[1, {level * depth}{leaf}{']}' * depth}]"])
 
 
+def by_hand(root: str) -> str:
+    return json.dumps([None, f"[1, {root}]"])
+
+
+def test_keys_that_look_like_parts_of_a_spec() -> None:
+    """Whatever a key is called, the tree is the one that JSON says."""
+    leaf = json.dumps(LEAF)
+    names = ["null", leaf, '": null', '"null"', "a", f"x{leaf}"]
+    _, keys, _ = parse_spec(spec_text(node("builtins.dict", names, *[LEAF] * len(names))), "f")
+    assert keys == names
+    leaf_in_other_words = '{"children_spec": [], "context":null, "type": null}'
+    words = f'{{"type": "builtins.list", "context": "null", "children_spec": [{leaf}, {leaf_in_other_words}]}}'
+    assert parse_spec(by_hand(words), "f")[1] == ["0", "1"]
+
+
+def test_leaves_count_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = json.dumps([1, node("builtins.list", None, *[LEAF] * 10)])
+    escaped = "".join(f"u{ord(letter):04x}".rjust(6, "\\") for letter in tree)  # has nothing to count itself
+    text = f'[null, "{escaped}"]'
+    n = sum(tree.count(mark) for mark in "{[,")
+    monkeypatch.setattr(h5_spec, "MAX_VALUES", n)
+    assert len(parse_spec(text, "f")[1]) == 10
+    monkeypatch.setattr(h5_spec, "MAX_VALUES", n - 1)
+    with pytest.raises(CorruptHeader, match="more than"):
+        parse_spec(text, "f")
+
+
 def test_depth_is_bounded() -> None:
     _, keys, _ = parse_spec(nested(MAX_DEPTH), "f")
     assert keys == [".".join("0" * MAX_DEPTH)]
@@ -62,6 +90,9 @@ def test_depth_is_bounded() -> None:
         '[null, "[1, {}]"]',
         '[null, "[1, [1, 2]]"]',
         spec_text(LEAF),
+        by_hand("null"),
+        by_hand('{"type": "builtins.list", "context": "null", "children_spec": [null]}'),
+        by_hand('{"type": "builtins.dict", "context": "[\\"a\\"]", "children_spec": [null]}'),
         spec_text({"type": "builtins.dict", "context": "[1, 2]", "children_spec": [LEAF]}),
         spec_text({"type": "builtins.dict", "context": "[[1]]", "children_spec": [LEAF]}),
         spec_text({"type": "builtins.dict", "context": "5", "children_spec": [LEAF]}),
