@@ -66,14 +66,19 @@ class Alike:
         self._file, self._wanted = file, wanted
         self._kinds: dict[int, list[_Kind]] = {}
         self._n_kinds = 0
+        self._last = 0
+        """Size of the last header."""
 
     def record(self, address: int) -> Record | None:
         """As `h5_walk.object_record`; None for a header that is like no other before."""
-        version, size = _HEAD.unpack(self._file.read(address, 16))
+        last = self._last if address + 16 + self._last <= self._file.size - self._file.base else 0
+        data = self._file.read(address, 16 + last)
+        version, size = _HEAD.unpack_from(data)
         kinds = self._kinds.get(size)
         if version != 1 or kinds is None:
             return None
-        data = self._file.read(address + 16, size)
+        data = data[16:] if size == last else self._file.read(address + 16, size)
+        self._last = size
         for i, kind in enumerate(kinds):
             holes = self._holes(kind, data)
             if holes is not None:

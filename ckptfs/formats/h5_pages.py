@@ -22,6 +22,8 @@ _PAGE = 16 << 10
 _MAX_PAGES = 256
 _RUN = 8
 _MIN_TEXT = 1 << 20
+_MAX_HEAPS = 4 << 20
+"""Bytes of heaps that are remembered: neighbours in the file mostly lie in neighbouring heaps."""
 _USUAL_HEAP = 4096
 _USUAL_HEADER = 1024
 
@@ -37,6 +39,7 @@ class MetadataFile:
         self.base = 0
         self.n_text = 0
         """Bytes of text that were taken out of heaps."""
+        self.most_text = _MIN_TEXT + 4 * self.size
         self.types: dict[bytes, str] = {}
         self.decoded: dict[tuple[int, bytes], Any] = {}
         """Messages already decoded."""
@@ -88,28 +91,30 @@ class MetadataFile:
             pages = {start // _PAGE for start in starts} | {(start + _USUAL_HEADER) // _PAGE for start in starts}
             hint(self.fd, (page * _PAGE for page in pages if page not in self._pages), _PAGE)
 
-    def heap_object(self, address: int, index: int) -> bytes:
-        """One object of the global heap collection at *address*."""
-        data, start, n = self._found(address, index)
-        return data[start : start + n]
+    def found(self, address: int, index: int) -> tuple[bytes, int, int]:
+        """An object of the global heap collection at *address*: where in what data it starts, and its size."""
+        try:
+            data, places = self._heaps[address]
+        except KeyError:
+            data, places = self._remembered(address)
+        try:
+            start, n = places[index]
+        except KeyError:
+            raise CorruptHeader(self.path, f"text {index} of the heap at byte {address} does not exist") from None
+        return data, start, n
 
     def place_of(self, address: int, index: int) -> tuple[int, int]:
         """Where in the file that object lies, and its size."""
-        _, start, n = self._found(address, index)
+        _, start, n = self.found(address, index)
         return self.base + address + start, n
 
-    def _found(self, address: int, index: int) -> tuple[bytes, int, int]:
-        heap = self._heaps.get(address)
-        if heap is None:
-            if self._heap_bytes > MAX_BLOCK:
-                self._heaps.clear()
-                self._heap_bytes = 0
-            heap = self._heaps[address] = self._collection(address)
-            self._heap_bytes += len(heap[0])
-        start, n = heap[1].get(index, (0, -1))
-        if n < 0:
-            raise CorruptHeader(self.path, f"text {index} of the heap at byte {address} does not exist")
-        return heap[0], start, n
+    def _remembered(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
+        if self._heap_bytes > _MAX_HEAPS:
+            self._heaps.clear()
+            self._heap_bytes = 0
+        heap = self._heaps[address] = self._collection(address)
+        self._heap_bytes += len(heap[0])
+        return heap
 
     def _collection(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
         data = self.read(address, max(16, min(_USUAL_HEAP, self.size - self.base - address)))
@@ -132,11 +137,12 @@ def text_of(file: MetadataFile, n: int, address: int, index: int) -> str:
     """The variable-length text of a reference: *n* bytes of an object in a global heap."""
     if n == 0 or address in (0, UNDEFINED):
         return ""
-    text = file.heap_object(address, index)[:n]
-    file.n_text += len(text)
-    if file.n_text > _MIN_TEXT + 4 * file.size:  # each text has a place of its own, but hard links name it again
+    data, start, most = file.found(address, index)
+    stop = start + (n if n < most else most)
+    file.n_text += stop - start
+    if file.n_text > file.most_text:  # each text has a place of its own, but hard links name it again
         raise CorruptHeader(file.path, "its attributes use the same texts over and over")
-    return text.decode(errors="surrogateescape")
+    return data[start:stop].decode(errors="surrogateescape")
 
 
 def open_superblock(file: MetadataFile) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -258,21 +259,46 @@ def root_attributes(
             raise Unsupported("dense attributes")
         if kind == 0x0C:
             bodies[end in body and messages.attribute_name(body).endswith(end)].append(body)
-    return _named_values(file, bodies[0], LONG_TEXT), _named_values(file, bodies[1])
+    return _named_values(file, bodies[0], LONG_TEXT), _named_texts(file, bodies[1])
 
 
 def _named_values(file: MetadataFile, bodies: Iterable[bytes], long: int = 1 << 32) -> Iterator[tuple[str, Any]]:
     for body in bodies:
-        try:
+        with _damage(file):
             name, type_name, shape, at = messages.attribute(body, file.types)
             if shape == () and type_name == "str" and int.from_bytes(body[at : at + 4], "little") >= long:
                 n, address, index = _REFERENCE.unpack_from(body, at)
                 start, most = file.place_of(address, index)
-                yield name, {"at": start, "nbytes": min(n, most)}
+                value: Any = {"at": start, "nbytes": min(n, most)}
             else:
-                yield name, attribute_value(file, type_name, shape, body[at:])
-        except DAMAGE as error:
-            raise CorruptHeader(file.path, f"an attribute of the root group is damaged ({error})") from error
+                value = attribute_value(file, type_name, shape, body[at:])
+        yield name, value
+
+
+def _named_texts(file: MetadataFile, bodies: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    """As `_named_values`, sooner where values are single texts: type and space of thousands are the same bytes."""
+    usual: set[bytes] = set()
+    with _damage(file):
+        for body in bodies:
+            start = 9 if body[0] == 3 else 8
+            stop = start + (body[2] | body[3] << 8)
+            behind = body[:2] + body[4:start] + body[stop + (-stop % 8 if body[0] == 1 else 0) : -16]
+            if behind in usual:
+                name = body[start:stop].split(b"\0", 1)[0].decode(errors="surrogateescape")
+                yield name, text_of(file, *_REFERENCE.unpack_from(body, len(body) - 16))
+                continue
+            name, type_name, shape, at = messages.attribute(body, file.types)
+            yield name, attribute_value(file, type_name, shape, body[at:])
+            if type_name == "str" and shape == () and at == len(body) - 16:
+                usual.add(behind)
+
+
+@contextmanager
+def _damage(file: MetadataFile) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGE as error:
+        raise CorruptHeader(file.path, f"an attribute of the root group is damaged ({error})") from error
 
 
 def attribute_value(file: MetadataFile, type_name: str, shape: tuple[int, ...] | None, raw: bytes) -> Any:
