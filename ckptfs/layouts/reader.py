@@ -23,8 +23,6 @@ MOST_NODES = 10_000
 """Bodies of one open file that get a node, at half a KiB each; the others are read by Python."""
 LARGE = 2 << 20
 """Requests above it (bytes) go to Python, which shares them among threads; the kernel's are smaller."""
-
-
 LEAD = 32 << 20
 """Bytes behind a tensor whose beginning was asked for, in which others are got ready; at least the next one is."""
 MOST_AHEAD = 16
