@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ ROOT = Path(__file__).parent.parent
 
 TREE_MODULE = ["-m", "tests.mount.mount_tree"]
 CKPTFS = ["-m", "ckptfs"]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A script's background jobs begin so, and hand it on; the commands that tests start are to hear of Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
