@@ -31,7 +31,7 @@ from ckptfs.tensors.read import read_into
 
 COLD_RUNS = 2
 """Runs in which the source is read from the disk, after all others: they take long, and no target is about them."""
-NOT_COUNTED_RUNS = 3
+NOT_COUNTED_RUNS = 2
 """Of what P8 reports besides."""
 PASSES = 3
 """Of each side in a run of P3, in turn; the fastest counts. One takes a tenth of a second: short on a busy machine."""
