@@ -15,7 +15,7 @@ from benchmarks.first_model import CONVERTER
 from benchmarks.footprint import stored_and_packed
 from benchmarks.mounting import drop_cached, environment
 
-CONVERSIONS = 3
+CONVERSIONS = 2
 """Most repeats of P4: one takes half a minute, and differs from the next by less than the target is away."""
 
 
