@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
+import gc
 import os
 import pickle
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -294,3 +296,16 @@ def test_the_table_holds_nothing_of_python_or_torch() -> None:
     assert all(isinstance(row, Global) for row in GLOBALS.values())
     modules = {row.build.__module__ for row in GLOBALS.values() if row.build is not None}
     assert modules == {"ckptfs.formats.torchglobals"}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("data", [b"\x80\x02}.", b"\x80\x02}"], ids=["sound", "cut"])
+def test_the_garbage_collector_is_left_as_it_was(data: bytes, enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with contextlib.suppress(CorruptHeader):
+            unpickle(data, "f")
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
