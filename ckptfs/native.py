@@ -21,6 +21,10 @@ INTERFACE = 10
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""
+STREAM = 4 << 20
+"""Bytes of a read from which on C writes past the caches."""
+STREAMED_SCRATCH = 1 << 20
+"""As `SCRATCH` for those, which leave the cache to it: longer pieces, and longer rows of the result."""
 _LINE = 64
 """Bytes of a line of the processor's caches, which C wants besides."""
 PACKED_ROOM = 1 << 16
@@ -75,12 +79,13 @@ class Truncated(Exception):
         self.offset = offset
 
 
-def _room(wide: int) -> tuple[int, int]:
-    """Address and size of scratch memory for pieces of chunks whose rows have *wide* bytes; behind it lies a line more.
+def _room(wide: int, nbytes: int = 0) -> tuple[int, int]:
+    """Address and size of scratch memory for pieces of chunks whose rows have *wide* bytes, to read *nbytes* of the
+    matrix; behind it lies a line more.
 
     It is this thread's until the next call.
     """
-    buffer = scratch("native", max(SCRATCH, wide) + _LINE)
+    buffer = scratch("native", max(STREAMED_SCRATCH if nbytes > STREAM else SCRATCH, wide) + _LINE)
     return buffer.ctypes.data, buffer.nbytes - _LINE
 
 
@@ -95,7 +100,7 @@ def gather(
     assert LIBRARY is not None
     at, line = starts.ctypes.data, out.ctypes.data
     sizes = (skip, len(starts), wide, cols, head, nbytes)
-    _check(LIBRARY.ckptfs_gather(fd, at, *sizes, line, pitch, *_room(wide)))
+    _check(LIBRARY.ckptfs_gather(fd, at, *sizes, line, pitch, *_room(wide, nbytes)))
 
 
 def gather_span(fd: int, starts: _Array, count: int, high: int, wide: int, cols: int, start: int, out: _Array) -> None:
@@ -106,7 +111,7 @@ def gather_span(fd: int, starts: _Array, count: int, high: int, wide: int, cols:
     assert LIBRARY is not None
     at, line = starts.ctypes.data, out.ctypes.data
     sizes = (count, high, wide, cols, start, out.nbytes)
-    _check(LIBRARY.ckptfs_gather_span(fd, at, *sizes, line, *_room(wide)))
+    _check(LIBRARY.ckptfs_gather_span(fd, at, *sizes, line, *_room(wide, out.nbytes)))
 
 
 def gather_transposed(

@@ -84,7 +84,7 @@ def test_gather(
 
 
 @needs_library
-@pytest.mark.parametrize("wide", [256, 300, 1000, 4096, 100])
+@pytest.mark.parametrize("wide", [256, 300, 1000, 2048, 2049, 4096, 100])
 @pytest.mark.parametrize("shift", [0, 1, 16, 63])
 def test_runs_too_large_for_the_caches(tmp_path: Path, wide: int, shift: int) -> None:
     """They are written past them, wherever they begin and end."""
@@ -107,6 +107,26 @@ def test_runs_too_large_for_the_caches(tmp_path: Path, wide: int, shift: int) ->
         assert (room[first : first + n] == matrix[begin : begin + n]).all()
         assert not room[:first].any() and not room[first + n :].any()
     os.close(fd)
+
+
+@needs_library
+@pytest.mark.parametrize("wide", [128, 300, 5000])
+@pytest.mark.parametrize("shift", [0, 16])
+def test_large_runs_with_gaps_between_the_rows(tmp_path: Path, wide: int, shift: int) -> None:
+    count, cols = 9, 9 * wide - 7
+    rows, pitch = -(-(5 << 20) // cols), cols + 24
+    data = np.random.default_rng(wide).integers(0, 256, (count, rows + 3, wide), np.uint8)
+    path = tmp_path / "chunks"
+    path.write_bytes(data.tobytes())
+    starts = np.arange(count, dtype=np.int64) * (rows + 3) * wide
+    room = np.zeros(rows * pitch + 200, np.uint8)
+    first = -room.ctypes.data % 64 + shift
+    fd = os.open(path, os.O_RDONLY)
+    native.gather(fd, starts, 3 * wide, wide, cols, 0, rows * cols, room[first:-100], pitch)
+    os.close(fd)
+    found = room[first : first + rows * pitch].reshape(rows, pitch)
+    assert (found[:, :cols] == data.transpose(1, 0, 2).reshape(rows + 3, -1)[3:, :cols]).all()
+    assert not found[:, cols:].any() and not room[:first].any() and not room[first + rows * pitch :].any()
 
 
 @needs_library
