@@ -13,7 +13,7 @@ from collections.abc import Callable
 import ckptfs
 from benchmarks import files
 from benchmarks.models import Model
-from benchmarks.mounting import Passthrough, as_file
+from benchmarks.mounting import Passthrough, as_file, forget
 from benchmarks.state import Stored
 from ckptfs.daemon import mount_in_background
 from ckptfs.formats.source import Tensor
@@ -61,11 +61,13 @@ def write_source(name: str, folder: str, nbytes: int) -> str:
     path = os.path.join(folder, f"{name}.mdl")
     files.write_checkpoint(path, model, chunked=chunked, sparse=sparse)
     if name != "safetensors":
+        forget(path)
         return path
     target = os.path.join(folder, "model.safetensors")
     with ckptfs.open(path) as opened:
         write_file(safetensors_file(dict(opened.source.tensors())), target, force=True)
     os.unlink(path)
+    forget(target)
     return target
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import files, models
 from benchmarks.models import Model
-from benchmarks.mounting import Mounted, ckptfs_mount
+from benchmarks.mounting import Mounted, ckptfs_mount, forget
 
 MIB = 1 << 20
 GB = 10**9
@@ -85,13 +85,13 @@ def finite(value: Any) -> Any:
 
 
 def checkpoint(bench: Bench, name: str, make: Callable[[], Model]) -> str:
-    """The checkpoint given by the user, or one made in the work folder at its first use."""
+    """The checkpoint given by the user, or one made in the work folder at its first use, which is on the disk only."""
     if bench.checkpoint:
         return bench.checkpoint
     path = bench.path(f"{name}.mdl")
     if not os.path.exists(path):
         files.write_checkpoint(path, make())
-        os.sync()
+        forget(path)
     return path
 
 

@@ -50,7 +50,7 @@ def main(way: str, source: str, folder: str, options: str = "{}") -> dict[str, A
     given = json.loads(options)
     model_name, config = _view(source, given.get("model"), given.get("config"))
     _warm_up()
-    held = HeldMemory(3 * os.path.getsize(source))
+    held = HeldMemory((2 if way == "mount" else 3) * os.path.getsize(source))  # a conversion has the tensors besides
     held.settle()
     warm(source)
     held.release()
