@@ -31,6 +31,8 @@ MEASURES: dict[str, tuple[str, tuple[str, ...], Callable[[Bench], Result]]] = {
     "PEERS": ("a tensor: ckptfs / the fastest of h5py, hdfuse, ratarmount", ("h5py", "hdf5plugin"), peers.others),
 }
 """Measure to what it is, the packages that it needs, and its function."""
+RUNS, ENOUGH = 5, 3
+"""Repeats of a comparison, and how many do where they take so long that the whole would not end in ten minutes."""
 
 
 def measure_names(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
@@ -56,7 +58,9 @@ def measure_names(context: click.Context, parameter: click.Parameter, text: str 
 )
 @click.option("--converter", metavar="PYTHON", help="Python that has the public converter, for P4.")
 @click.option("--cstorch", metavar="PYTHON", help="Python that has cerebras_pytorch, for P4.")
-@click.option("--runs", type=click.IntRange(1), default=5, show_default=True, help="Repeats of each comparison.")
+@click.option(
+    "--runs", type=click.IntRange(1), metavar="N", help="Repeats of each comparison (5, or 3 where they take long)."
+)
 @click.option("--keep", is_flag=True, help="Leave what was made.")
 def main(
     json_file: str | None,
@@ -68,7 +72,7 @@ def main(
     config: str | None,
     converter: str | None,
     cstorch: str | None,
-    runs: int,
+    runs: int | None,
     keep: bool,
 ) -> None:
     """Measure ckptfs against its targets P1 to P8; see docs/performance.md."""
@@ -78,7 +82,8 @@ def main(
     found: dict[str, Result] = {}
     with work_folder(work, keep) as folder:
         view = [*(("--model", model) if model else ()), *(("--config", os.path.abspath(config)) if config else ())]
-        bench = Bench(folder, nbytes, runs, source, keep, tuple(view), converter, cstorch)
+        enough = None if runs else ENOUGH
+        bench = Bench(folder, nbytes, runs or RUNS, source, keep, tuple(view), converter, cstorch, enough)
         for name in only:
             result = _measure(name, bench)
             if result is not None:

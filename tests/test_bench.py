@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import bench
 from benchmarks import cases, emit, files, growth, models
 from benchmarks.common import Bench, Result, Skipped
 from benchmarks.memory import HeldMemory
-from benchmarks.mounting import drop_cached, loopback_tree, resident, warm
+from benchmarks.mounting import drop_cached, forget, loopback_tree, resident, warm
 from benchmarks.state import Stored, flatten, metadata_text
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -142,6 +143,34 @@ def test_held_memory_is_there_until_it_is_released() -> None:
         assert resident_bytes() - before > 60 << 20
         held.release()
         assert resident_bytes() - before < 30 << 20
+
+
+def test_what_is_forgotten_is_read_from_the_disk_again() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # /tmp may be memory
+        path = Path(folder, "f")
+        path.write_bytes(b"checkpoint" * 100_000)
+        before = resident(str(path))
+        forget(str(path))
+        assert before == 1
+        assert resident(str(path)) < 0.05 or not drop_cached(str(path))
+        assert path.read_bytes() == b"checkpoint" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("runs", "enough", "each", "wanted"),
+    [(5, 3, 1.0, 5), (5, 3, 9.0, 3), (5, 3, 6.0, 4), (5, None, 99.0, 5), (2, 3, 99.0, 2)],
+)
+def test_repeats_end_in_time(
+    runs: int, enough: int | None, each: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    done = 0
+    for i in Bench("", 1, runs, enough=enough).repeats(20.0):
+        assert i == done
+        done += 1
+        now[0] += each
+    assert done == wanted
 
 
 def resident_bytes() -> int:

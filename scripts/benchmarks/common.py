@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +34,19 @@ class Bench:
     """Python of an environment with the public converter."""
     cstorch: str | None = None
     """Python of an environment with cerebras_pytorch."""
+    enough: int | None = None
+    """Repeats that do where the others would take too long; None: all are wanted."""
 
     def path(self, name: str) -> str:
         return os.path.join(self.work, name)
+
+    def repeats(self, seconds: float) -> Iterator[int]:
+        """The numbers of the repeats of a comparison: `enough`, and as many more as begin within *seconds*."""
+        end = time.monotonic() + seconds
+        for i in range(self.runs):
+            if self.enough is not None and i >= self.enough and time.monotonic() > end:
+                return
+            yield i
 
     def mount(self, source: str, *options: str) -> AbstractContextManager[Mounted]:
         """*source* mounted in the work folder."""

@@ -18,6 +18,8 @@ from benchmarks.mounting import warm
 DIRECT = {"4 KiB of 1": (4 << 10, 1), "4 KiB of 4": (4 << 10, 4), "64 KiB of 2": (64 << 10, 2)}
 """Bytes of a read and processes that read, with direct I/O: what a shuffled data loader does."""
 DIRECT_READS = 4000
+SECONDS = 15.0
+"""For the repeats."""
 
 
 def random_reads(bench: Bench, n: int = 2000) -> Result:
@@ -27,7 +29,7 @@ def random_reads(bench: Bench, n: int = 2000) -> Result:
     factors: list[float] = []
     medians: list[float] = []
     rates: dict[str, list[float]] = {name: [] for name in DIRECT}
-    for run in range(bench.runs):
+    for run in bench.repeats(SECONDS):
         warm(source)
         with bench.mount(source) as mount:
             path = max((e.path for e in os.scandir(f"{mount.path}/raw")), key=os.path.getsize)

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ from ckptfs.tensors.read import read_into
 
 COLD_RUNS = 1
 """Runs in which the source is read from the disk, after all others: they take long, and no target is about them."""
+COMPARE_S, READ_S, TWO_READERS_S = 40.0, 20.0, 30.0
+"""For the repeats of one comparison of P1 and P2, of P3, of P8."""
 NOT_COUNTED_RUNS = 1
 """Of what P8 reports besides."""
 PASSES = 3
@@ -68,8 +71,8 @@ def _compare(bench: Bench, source: str) -> dict[str, list[float]]:
         names = ("ckptfs", "loopback")
         rates: dict[str, list[float]] = {name + cold: [] for cold in ("", " cold") for name in names}
         cpu: dict[str, list[float]] = {f"{name} daemon's CPU s/GB": [] for name in names}
-        turns = [(i, "") for i in range(bench.runs)] + [(i, " cold") for i in range(min(COLD_RUNS, bench.runs))]
-        for i, cold in turns:
+        cold_turns = ((i, " cold") for i in range(min(COLD_RUNS, bench.runs)))
+        for i, cold in chain(((i, "") for i in bench.repeats(COMPARE_S)), cold_turns):
             for name in names[:: 1 if i % 2 else -1]:
                 found = _cat_fresh(bench, source, converted, name, bool(cold))
                 if found:
@@ -141,7 +144,7 @@ def own_reader(bench: Bench) -> Result:
             "h5py": partial(_read_h5py, pool=None),
         }
         rates: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(bench.runs):
+        for _ in bench.repeats(READ_S):
             passes: dict[str, list[float]] = {way: [] for way in ways}
             for way in [*counted * PASSES, "h5py"]:
                 warm(source)  # each time: some kernels give cached pages back within seconds
@@ -214,10 +217,10 @@ def two_readers(bench: Bench) -> Result:
         copy_model(bench, source, converted)
         weights = min(os.listdir(converted))
         timed = partial(_seconds, bench, source, converted, weights)
-        for _ in range(bench.runs):
+        for _ in bench.repeats(TWO_READERS_S):
             seconds = {way: timed(read, cached=False) for way, read in uncached.items()}
             direct.append(seconds["one"] / seconds["halves"])
-        for _ in range(bench.runs if cores >= 4 else min(NOT_COUNTED_RUNS, bench.runs)):
+        for _ in bench.repeats(TWO_READERS_S) if cores >= 4 else range(min(NOT_COUNTED_RUNS, bench.runs)):
             seconds = {way: timed(read) for way, read in cached.items()}
             halves.append(seconds["one"] / seconds["halves"])
             same.append(2 * seconds["one"] / seconds["same"])
