@@ -16,6 +16,8 @@ from ckptfs.formats.h5_messages import DAMAGE, UNDEFINED, Unsupported
 from ckptfs.formats.h5_pages import MetadataFile, text_of
 
 MOST_KINDS = 64
+MOST_READ = 1000
+"""Records of a kind that are remembered."""
 _HEAD = struct.Struct("<B7xI4x")
 _MESSAGE = struct.Struct("<HHB")
 _REFERENCE = struct.Struct("<IQI")
@@ -57,6 +59,8 @@ class _Kind:
     layout: tuple[int, int] = (0, 0)
     texts: list[tuple[str, tuple[int, int], bool]] = field(default_factory=list)
     """Wanted attributes: name, place of the reference, whether it is a list of one text."""
+    read: dict[tuple[str, ...], Record] = field(default_factory=dict)
+    """Records, but for the layout, by the texts of their attributes: most are equal."""
 
 
 class Alike:
@@ -70,7 +74,10 @@ class Alike:
         """Size of the last header."""
 
     def record(self, address: int) -> Record | None:
-        """As `h5_walk.object_record`; None for a header that is like no other before."""
+        """As `h5_walk.object_record`; None for a header that is like no other before.
+
+        Records that differ in the address of their data alone share their attributes, the same object.
+        """
         last = self._last if address + 16 + self._last <= self._file.size - self._file.base else 0
         data = self._file.read(address, 16 + last)
         version, size = _HEAD.unpack_from(data)
@@ -119,11 +126,16 @@ class Alike:
             where = name, None if address == UNDEFINED else address + self._file.base, second
         else:
             where = name, first, -1 if address == UNDEFINED else address
-        attributes = dict(kind.record["attrs"])
-        for attribute, (block, hole), listed in kind.texts:
-            text = text_of(self._file, *_REFERENCE.unpack(holes[block][hole]))
-            attributes[attribute] = [text] if listed else text
-        return {**kind.record, "layout": where, "attrs": attributes}
+        texts = tuple(
+            [text_of(self._file, *_REFERENCE.unpack(holes[block][hole])) for _, (block, hole), _ in kind.texts]
+        )
+        known = kind.read.get(texts)
+        if known is None:
+            said = {name: [text] if listed else text for (name, _, listed), text in zip(kind.texts, texts, strict=True)}
+            known = {**kind.record, "attrs": {**kind.record["attrs"], **said}}
+            if len(kind.read) < MOST_READ:
+                kind.read[texts] = known
+        return {**known, "layout": where}
 
     def _study(self, kind: _Kind, start: int, size: int) -> bool:
         """Find the holes, block by block in the order of `h5_walk.header_messages`; False for what has more to it."""

@@ -13,6 +13,8 @@ SUFFIX = ".__metadata__"
 _DROPPED = ("rtfx_dtypes", "compressed", "__NUMPY__", "__TORCH__", "__NONE__", "__BYTES__")
 _PICKLE_PREFIX = 4096
 _MAX_GRAPH = 4096
+_ADDRESS_IN = {"contiguous": 1, "chunked": 2}
+"""Where in a layout the address is."""
 _MAX_VALUES = 100_000
 """Containers and commas in the JSON of one key, which describes one value."""
 
@@ -36,7 +38,17 @@ def object_records(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """``objects`` and ``records``: what is known of the datasets, see `_shared_record`."""
     kinds: dict[Any, int] = {}
     records: list[dict[str, Any]] = []
-    shared = {name: _shared_record(record, kinds, records) for name, record in objects.items()}
+    alike: dict[int, tuple[int, int, Any]] = {}
+    shared = {}
+    for name, record in objects.items():
+        said = record.get("attrs")
+        same = alike.get(id(said))
+        if same is not None:  # the same object, not an equal one: then `Alike` found all else equal, too
+            shared[name] = [same[0], record["layout"][same[1]]]
+            continue
+        shared[name] = found = _shared_record(record, kinds, records)
+        if type(found) is list:
+            alike[id(said)] = found[0], _ADDRESS_IN[record["layout"][0]], said
     return {"objects": shared, "records": records}
 
 
@@ -128,7 +140,7 @@ def _shared_record(record: dict[str, Any], kinds: dict[Any, int], records: list[
     if not layout or layout[0] == "compact":
         _encode(record)
         return record
-    place = 1 if layout[0] == "contiguous" else 2
+    place = _ADDRESS_IN[layout[0]]
     address, rest = layout[place], layout[:place] + layout[place + 1 :]
     kind = (
         record["shape"],
@@ -154,7 +166,9 @@ def _encode(record: dict[str, Any]) -> None:
     layout = record.get("layout")
     if layout and layout[0] == "compact":
         record["layout"] = ("compact", base64.b64encode(layout[1]).decode())
-    attributes = record.get("attrs", {})
+    attributes = {**record.get("attrs", {})}  # others may have the same object
+    if attributes:
+        record["attrs"] = attributes
     data = attributes.get("__BYTES__")
     if isinstance(data, bytes):
         attributes["__BYTES__"] = {"nbytes": len(data), "class": pickled_class(data[:_PICKLE_PREFIX])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from ckptfs.errors import CorruptHeader
 from ckptfs.formats import h5_alike, h5_child, h5_pages, h5_walk
 from ckptfs.formats.h5_alike import Alike
 from ckptfs.formats.h5_messages import DAMAGE, Unsupported
+from ckptfs.formats.h5_summary import object_records
 from tests.formats.h5_files import DATA
 
 CHECKPOINTS = sorted(path for path in DATA.rglob("*.mdl") if path.stat().st_size < 4 << 20)
@@ -105,6 +107,26 @@ def test_datasets_of_many_kinds(
     assert found["group_1/key_20"]["attrs"]["string_val"] == "text of /group_1/key_20"
     assert found["group_1/key_20"]["layout"] != found["group_1/key_26"]["layout"]
     assert len(counted) <= 32  # six kinds, each with messages in several orders, for libhdf5 fills gaps
+
+
+def test_the_index_is_the_same(tmp_path: Path, decoded: Callable[[Path], dict[str, Any]]) -> None:
+    """Records that share their attributes are summed up by that."""
+    path = tmp_path / "same.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(40):
+            shape, dtype = ((8, 4), (5,))[i // 2 % 2], ("torch.float32", "torch.uint8___")[i % 2]
+            made = file.create_dataset(f"key_{i:02}", data=np.full(shape, i, "<f4"), chunks=shape if i > 20 else None)
+            made.attrs["dtypes"] = [dtype]
+            made.attrs["__BYTES__"] = np.void(b"\x80\x04N.")
+            made.attrs["object_value"] = b"\x80\x04N.".hex()
+    for each in (path, *CHECKPOINTS):
+        try:
+            want = object_records(decoded(each))
+        except (Unsupported, CorruptHeader, *DAMAGE):
+            continue
+        found = object_records(records(each))
+        assert json.dumps(found) == json.dumps(want), each
+    assert len(object_records(records(path))["records"]) == 8
 
 
 def test_a_header_that_differs_is_decoded(tmp_path: Path, decoded: Callable[[Path], dict[str, Any]]) -> None:
