@@ -86,8 +86,11 @@ def gptj(hidden: int, layers: int, vocab: int = 50400, dtype: str = "bfloat16") 
 
 
 def usual_gptj(nbytes: int) -> Model:
-    """About *nbytes*, and one layer at least, of GPT-J 6B's width."""
-    return _grown(lambda n: gptj(4096, n), nbytes)
+    """About *nbytes*, and one layer at least, of GPT-J 6B's width and proportions: its embeddings are a 15th.
+
+    With all 50,400 words, 1 GB of it would be two thirds embeddings, whose chunks have the narrowest rows.
+    """
+    return _grown(lambda n: gptj(4096, n, vocab=50400 * n // 28), nbytes)
 
 
 def usual_llama(nbytes: int, dtype: str = "bfloat16") -> Model:
