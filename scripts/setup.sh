@@ -33,7 +33,16 @@ if [ ! -e /dev/fuse ]; then
 fi
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { say "ckptfs needs Python 3.10 or newer; python3 is $(python3 --version)"; exit 4; }
 
-stamp=".venv/.ckptfs-$(echo "$extras" | tr ',' '-')-$(cat pyproject.toml scripts/setup.sh ckptfs/_c/* | sha256sum | cut -c1-16)"
+made_of=$(cat pyproject.toml scripts/setup.sh ckptfs/_c/* | sha256sum | cut -c1-16)
+stamp=".venv/.ckptfs-$(echo "$extras" | tr ',' '-')-$made_of"
+for made in .venv/.ckptfs-*-"$made_of"; do  # what was made with more extras will do
+    has=",$(basename "$made" "-$made_of" | cut -d- -f2- | tr '-' ','),"
+    enough=yes
+    for extra in ${extras//,/ }; do
+        case "$has" in *",$extra,"*) ;; *) enough= ;; esac
+    done
+    if [ "$enough" ] && [ -e "$made" ]; then stamp=$made; fi
+done
 if [ ! -e "$stamp" ]; then
     [ -x .venv/bin/python ] || python3 -m venv .venv
     pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
