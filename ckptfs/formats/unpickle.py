@@ -63,7 +63,7 @@ def unpickle(data: bytes, path: str, start: int = 0, find: Find = known_global) 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """What is unpickled stays, and all of it would be looked through again and again: half of the time."""
+    """What is unpickled stays, and all of it would be looked through again and again, up to half of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
