@@ -15,7 +15,9 @@ enum {
     MANY_WAITS = 8,         /* of one request: its source is not in memory */
     PATIENCE = 64,          /* hints without a wait, after which no more are given */
     LEAST_HINTED = 64 << 10, /* smaller requests are those of random readers, who would get what they never want */
-    WINDOW = 8 << 20,       /* how far ahead */
+    WINDOW = 8 << 20,       /* how far ahead, at least */
+    HINTS_AHEAD = 6,        /* so many of the largest hints that the source takes, to hide how long each of them takes, */
+    FARTHEST = 24 << 20,    /* but no further than this */
     NEAR = 4 << 20,         /* requests of one reader come in any order within this, the read-ahead of the mount */
     MOST_WHOLE = 32 << 20,  /* of larger rows of chunks only the wanted rows are asked for, and no columns ahead */
     GAP = 16 << 10,         /* parts no further apart are asked for together */
@@ -136,10 +138,17 @@ static void add_chunk(range *r, const node *of, int64_t i, int64_t top, int64_t 
         add(r, top ? of->starts[i] + top * of->wide : of->offsets[i], of->starts[i] + bottom * of->wide);
 }
 
+/* How far ahead of its reader a source is asked. */
+static int64_t window(const node *of)
+{
+    int64_t several = HINTS_AHEAD * of->step < FARTHEST ? HINTS_AHEAD * of->step : FARTHEST;
+    return several > WINDOW ? several : WINDOW;
+}
+
 static void rows(const node *of, int64_t start, int64_t nbytes)
 {
     int64_t band = of->high * of->cols, end = start + nbytes, from = start / band, upto = (end - 1) / band + 1;
-    int64_t beyond = (end + WINDOW - 1) / band + 1;
+    int64_t beyond = (end + window(of) - 1) / band + 1;
     beyond = beyond < of->shift ? beyond : of->shift;
     int whole = tell(2 * of->name, start, end, NEAR, from, &from, beyond) && band <= MOST_WHOLE;
     if (whole)
@@ -159,7 +168,7 @@ static void rows(const node *of, int64_t start, int64_t nbytes)
 
 static void columns(const node *of, int64_t first, int64_t count)
 {
-    int64_t nbytes = of->shift * of->nbytes, more = nbytes * count > MOST_WHOLE ? 0 : WINDOW / nbytes + count;
+    int64_t nbytes = of->shift * of->nbytes, more = nbytes * count > MOST_WHOLE ? 0 : window(of) / nbytes + count;
     int64_t from = first, upto = first + count + more < of->n ? first + count + more : of->n;
     if (!tell(2 * of->name + 1, first, first + count, more, first, &from, upto))
         upto = first + count;
@@ -175,11 +184,11 @@ static void columns(const node *of, int64_t first, int64_t count)
 
 static void bytes(const node *of, int64_t start, int64_t nbytes)
 {
-    int64_t from = of->shift + start, upto = from + nbytes;
-    if (!tell(-1 - of->fd, from, upto, NEAR, from, &from, upto + WINDOW) || from >= upto + WINDOW)
+    int64_t from = of->shift + start, upto = from + nbytes, beyond = upto + window(of);
+    if (!tell(-1 - of->fd, from, upto, NEAR, from, &from, beyond) || from >= beyond)
         return; /* the kernel reads ahead by itself, though not as far */
     __atomic_fetch_sub(&patience, 1, __ATOMIC_RELAXED);
-    range asked = {(int)of->fd, of->step, 0, from, upto + WINDOW};
+    range asked = {(int)of->fd, of->step, 0, from, beyond};
     ask(&asked);
 }
 

@@ -14,7 +14,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from ckptfs import native
+from ckptfs import ahead, native
 from ckptfs.ahead import USUAL_STEP, hint, step_of
 from ckptfs.formats.h5_chunks import ChunkedTensor
 from ckptfs.formats.h5_index import read_index
@@ -39,7 +39,7 @@ SWAPPED = np.r_[256:512, 0:256, 512:3072]
 PACKED = h5.smooth((3000, 1024), "<i2")
 N_SMALL = 500
 
-Far = Callable[[str], tuple[Path, Path]]
+Far = Callable[..., tuple[Path, Path]]
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def away(folder: Path, mounter: Mounter) -> Far:
     """The file of that name far away, not in the page cache, and the log of what was asked for."""
 
-    def mount(name: str) -> tuple[Path, Path]:
+    def mount(name: str, read_ahead: int = READ_AHEAD) -> tuple[Path, Path]:
         log = mounter.folder / "log"
-        done = mounter.run("-m", "tests.mount.far", folder, mounter.mountpoint(), log, READ_AHEAD)
+        done = mounter.run("-m", "tests.mount.far", folder, mounter.mountpoint(), log, read_ahead)
         assert done.returncode == 0, done.stderr
+        ahead._step.cache_clear()  # a mount gets the device number of the last one
         return mounter.mountpoint() / name, log
 
     return mount
@@ -117,6 +118,17 @@ def test_rows_of_chunks_are_asked_for_before_a_sequential_reader_wants_them(fold
     assert soon(lambda: asked_between(log, places[0], places[1]) > (places[1] - places[0]) // 2)
     assert asked_between(log, places[2], places[3]) < (places[3] - places[2]) // 8  # as far as its window, not all
     assert far.at_once(far.requests(log)) > 3
+
+
+@in_c
+def test_a_source_that_takes_large_requests_is_asked_for_several_of_them_ahead(folder: Path, away: Far) -> None:
+    assert native.LIBRARY is not None
+    path, log = away("matrices.h5", 4 << 20)
+    with tensors_of(path) as found:
+        native.LIBRARY.ckptfs_waited(0)  # as often as this thread ever did: what it reads is taken for far away
+        assert read(found["stored"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
+    eleven_mib, twenty_mib = offset_of(folder, 22 * 256, 0), offset_of(folder, 40 * 256, 0)
+    assert soon(lambda: asked_between(log, eleven_mib, twenty_mib) > (twenty_mib - eleven_mib) * 3 // 4)
 
 
 @in_c
