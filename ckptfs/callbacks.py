@@ -36,20 +36,25 @@ def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
             if stats is not None and name not in ("init", "destroy"):  # these answer nobody
                 answer = stats.counted(name, answer)
             callbacks[name] = prototype(answer)
-    table.in_python = callbacks  # the structure alone would not keep those that C calls
+    table.in_python = dict(callbacks)  # the structure alone would not keep those that C calls
     if native.LIBRARY is not None and stats is None:
-        callbacks = {**callbacks, "read": _read_in_c(callbacks["read"], native.LIBRARY, binding)}
+        callbacks |= _reads_in_c(callbacks["read"], native.LIBRARY, binding)
     for name, callback in callbacks.items():
         setattr(table, name, callback)
     return table
 
 
-def _read_in_c(python: Any, library: ctypes.CDLL, binding: Any) -> Any:
-    """A callback in C that asks *python* only for what it cannot say: most reads need not wait for Python's lock."""
+def _reads_in_c(python: Any, library: ctypes.CDLL, binding: Any) -> dict[str, Any]:
+    """Callbacks in C that ask *python* only for what they cannot say: most reads need not wait for Python's lock.
+
+    libfuse takes ``read_buf`` where there is one.
+    """
     library.ckptfs_keep_tiles(shared().lend(_TILES_IN_C))
     info = binding.fuse_file_info
     library.ckptfs_serve(ctypes.cast(python, ctypes.c_void_p), info.fh.offset, info.flags.offset)
-    return type(python)(ctypes.cast(library.ckptfs_fuse_read, ctypes.c_void_p).value)
+    prototypes = dict(binding.fuse_operations._fields_)
+    in_c = {"read": library.ckptfs_fuse_read, "read_buf": library.ckptfs_fuse_read_buf}
+    return {name: prototypes[name](ctypes.cast(answer, ctypes.c_void_p).value) for name, answer in in_c.items()}
 
 
 _TILES_IN_C = 0.25

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ckptfs.cache import scratch
 
-INTERFACE = 10
+INTERFACE = 11
 """Number of the C functions' signatures, which the library must have, too."""
 SCRATCH = 1 << 18
 """Bytes that are read before they are copied to their places: they stay in the second-level cache."""

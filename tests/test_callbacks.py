@@ -60,6 +60,27 @@ class Mount:
         assert out.raw[max(n, 0) :] == b"\xaa" * (size + 16 - max(n, 0))
         return out.raw[:n] if n >= 0 else n
 
+    def read_buf(self, name: str, offset: int, size: int, info: Any) -> bytes | int:
+        """The same from the callback that brings the memory of its reply along, which is freed here."""
+        prototype = dict(self.binding.fuse_operations._fields_)["read_buf"]
+        made = prototype._argtypes_[1]._type_()  # a pointer to nothing yet
+        n: int = self.table.read_buf(f"/{name}".encode(), ctypes.pointer(made), size, offset, ctypes.pointer(info))
+        if n < 0:
+            assert not made
+            return n
+        vector = made.contents
+        assert (n, vector.count, vector.idx, vector.off) == (0, 1, 0, 0)
+        # libfuse's structure has the first buffer inside, not a pointer to it
+        only = self.binding.fuse_buf.from_address(ctypes.addressof(vector) + type(vector).buf.offset)
+        assert (only.flags, only.fd) == (0, -1)
+        assert size < 1 << 16 or only.mem % 4096 == 0
+        found = ctypes.string_at(only.mem, only.size)
+        free = ctypes.CDLL(None).free
+        free.argtypes = [ctypes.c_void_p]
+        free(only.mem)
+        free(ctypes.addressof(vector))
+        return found
+
     @property
     def read_type(self) -> Any:
         return dict(self.binding.fuse_operations._fields_)["read"]._argtypes_[1]
@@ -125,6 +146,24 @@ def test_errors_come_through(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> N
     info = mount.open("python")
     assert mount.read("python", len(TEXT) + 100, 5000, info) == -errno.EIO
     assert mount.read("python", 100, 5000, info) == TEXT[100:5100]
+
+
+@pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+@pytest.mark.parametrize("size", [1, 4096, 100_000, 1 << 20])
+def test_replies_bring_their_memory(mount: Mount, size: int) -> None:
+    info, whole = mount.open("text"), TEXT + TEXT
+    for offset in (0, 70_000, len(whole) - 10, len(whole)):
+        assert mount.read_buf("text", offset, size, info) == whole[offset : offset + size]
+    assert mount.read("text", 0, size, info) == whole[:size]  # from the table's other callback
+
+
+@pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+def test_errors_bring_no_memory(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(type(mount.tensor), "read_block", fails)
+    assert mount.read_buf("python", len(TEXT) + 100, 70_000, mount.open("python")) == -errno.EIO
 
 
 def test_two_open_files_are_two(mount: Mount) -> None:

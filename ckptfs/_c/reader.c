@@ -7,13 +7,14 @@
 #define _GNU_SOURCE /* O_DIRECT */
 #include "nodes.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 
-enum { MOST_ORDERED = 8 << 20 };
+enum { MOST_ORDERED = 8 << 20, LEAST_ALIGNED = 64 << 10, PAGE = 4096 };
 
 static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
 
@@ -212,7 +213,7 @@ static int answer(const char *path, char *out, size_t size, off_t offset, void *
     return in_python(path, out, size, offset, info);
 }
 
-/* libfuse's callback. */
+/* libfuse's callback `read`. */
 int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, void *info)
 {
     int32_t flags;
@@ -222,4 +223,40 @@ int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, voi
     if (flags & O_DIRECT)
         ckptfs_invite_help(); /* each reader waits for each of its requests, and leaves its processor to us meanwhile */
     return done;
+}
+
+/* libfuse's `struct fuse_bufvec` of one buffer in memory, with room for what later versions add. */
+typedef struct {
+    size_t count, idx, off, size;
+    int flags;
+    void *mem;
+    int fd;
+    off_t pos;
+    byte more[64];
+} reply;
+
+/* libfuse's callback `read_buf`, which brings the memory of its reply along; libfuse frees it.
+ *
+ * Long ones begin with a page, as what they are copied into does: else the kernel looks each page up twice.
+ */
+int ckptfs_fuse_read_buf(const char *path, reply **out, size_t size, off_t offset, void *info)
+{
+    reply *made = calloc(1, sizeof *made);
+    if (!made)
+        return -ENOMEM;
+    if (size < LEAST_ALIGNED)
+        made->mem = malloc(size);
+    else if (posix_memalign(&made->mem, PAGE, size))
+        made->mem = NULL;
+    int done = made->mem ? ckptfs_fuse_read(path, made->mem, size, offset, info) : -ENOMEM;
+    if (done < 0) {
+        free(made->mem);
+        free(made);
+        return done;
+    }
+    made->count = 1;
+    made->size = (size_t)done;
+    made->fd = -1;
+    *out = made;
+    return 0;
 }
