@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptfs.cli import main
+from ckptfs.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -16,8 +16,8 @@ trap finish EXIT
 show() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
 # Written by a Cerebras trainer: model, AdamW state and schedule of a tiny Llama, with its config beside it.
-cp tests/golden/llama/cs2hf-gqa-fp32/cs.mdl "$work/checkpoint_100.mdl"
-cp tests/golden/llama/cs2hf-gqa-fp32/cs.yaml "$work/params.yaml"
+cp tests/recorded/families/llama/cs2hf-gqa-fp32/cs.mdl "$work/checkpoint_100.mdl"
+cp tests/recorded/families/llama/cs2hf-gqa-fp32/cs.yaml "$work/params.yaml"
 mkdir "$mnt"
 
 show ckptfs info "$work/checkpoint_100.mdl"

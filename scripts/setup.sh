@@ -33,7 +33,7 @@ if [ ! -e /dev/fuse ]; then
 fi
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { say "ckptfs needs Python 3.10 or newer; python3 is $(python3 --version)"; exit 4; }
 
-made_of=$(cat pyproject.toml scripts/setup.sh ckptfs/_c/* | sha256sum | cut -c1-16)
+made_of=$(cat pyproject.toml scripts/setup.sh ckptfs/native/src/* | sha256sum | cut -c1-16)
 stamp=".venv/.ckptfs-$(echo "$extras" | tr ',' '-')-$made_of"
 for made in .venv/.ckptfs-*-"$made_of"; do  # what was made with more extras will do
     has=",$(basename "$made" "-$made_of" | cut -d- -f2- | tr '-' ','),"

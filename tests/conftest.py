@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckptfs.errors import MountError
-from ckptfs.mounts import unmount
+from ckptfs.mount.mount_table import unmount
 
 ROOT = Path(__file__).parent.parent
 

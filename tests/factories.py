@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs.dtypes import DTYPES, DType
 from ckptfs.formats.source import Item, Source
+from ckptfs.tensors.dtypes import DTYPES, DType
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),

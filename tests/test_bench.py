@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import ckptfs
-from ckptfs.tensors.read import to_bytes
+from ckptfs.tensors.ranges import to_bytes
+from tests.paths import FAMILIES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -260,7 +261,7 @@ def test_the_converter_is_run_with_its_own_flags(h5py: Any, tmp_path: Path, monk
 @pytest.mark.fuse
 def test_a_checkpoint_that_does_not_tell_its_model_is_skipped(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    source = Path(__file__).parent / "golden/llama/cs2hf-gqa-fp32/cs.mdl"
+    source = FAMILIES / "llama/cs2hf-gqa-fp32/cs.mdl"
     with pytest.raises(Skipped, match="--model"):
         bench.MEASURES["P1"][2](Bench(str(tmp_path), 10**6, 1, str(source)))
     view = ("--model", "llama", "--config", str(source.with_suffix(".yaml")))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckptfs.dtypes import DTYPES
-from ckptfs.formats.source import Tensor
-from ckptfs.tensors.read import to_bytes, to_numpy
+from ckptfs.tensors.dtypes import DTYPES
+from ckptfs.tensors.ranges import to_bytes, to_numpy
+from ckptfs.tensors.tensor import Tensor
 from tests.factories import NUMPY_TYPES, array_of, tensor_of
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom: dependencies point one way, and heavy libraries stay in the files that need them."""
+"""The rooms in order: a room imports what stands below it, and heavy libraries stay where they are needed."""
 
 from __future__ import annotations
 
@@ -14,54 +14,28 @@ import pytest
 import ckptfs
 
 ROOT = Path(ckptfs.__file__).parent
-BASE = ["errors", "dtypes", "ahead"]
-EVERYTHING_BELOW = [*BASE, "cache", "native", "nodes", "formats*", "tensors*", "mappings*", "layouts*", "legacy*"]
-MAY_IMPORT = {
-    "errors": [],
-    "dtypes": [],
-    "ahead": [],
-    "cache": BASE,
-    "native": ["cache"],
-    "nodes": ["ahead", "native"],
-    "formats.h5_graph": [*BASE, "formats.source", "tensors.elementwise"],  # a reader that has to compute
-    "formats*": [*BASE, "cache", "native", "nodes", "formats*"],
-    "tensors*": [*BASE, "cache", "native", "nodes", "tensors*", "formats.source", "formats.spans"],
-    "mappings*": [*BASE, "tensors*", "mappings*", "formats.source"],
-    "layouts.reader": ["errors", "nodes", "formats.spans", "layouts.extent"],
-    "layouts*": [*BASE, "cache", "tensors*", "layouts*", "formats.source"],
-    "tree*": [*BASE, "cache", "tensors*", "mappings*", "layouts*", "formats*", "tree*"],
-    "legacy*": EVERYTHING_BELOW,
-    "api": [*EVERYTHING_BELOW, "tree*", "dataiter"],
-    "convert": [*EVERYTHING_BELOW, "tree*", "write"],
-    "write": ["errors", "layouts.extent"],
-    "dataiter": EVERYTHING_BELOW,
-    "compare": EVERYTHING_BELOW,
-    "check": EVERYTHING_BELOW,
-    "fixspec*": [*EVERYTHING_BELOW, "write", "fixspec*"],
-    "loading": [*EVERYTHING_BELOW, "api"],
-    "saving": [*EVERYTHING_BELOW, "api", "write"],
-    "stats": ["cache", "layouts.extent", "tree.node"],
-    "callbacks": ["errors", "cache", "native", "stats"],
-    "helpers": ["native"],
-    "fuse": ["errors", "native", "callbacks", "helpers", "stats", "tree*", "layouts.extent", "layouts.reader"],
-    "environment": ["errors", "fuse", "mounts", "native"],
-    "mounts": ["errors"],
-    "signals": [],
-    "daemon": ["errors", "cache", "tree*", "fuse", "mounts", "environment", "signals", "stats"],
-    "cli*": ["*"],
-    "__main__": ["cli*"],
-    "__init__": ["*"],
-}
-"""Module (below ckptfs) to the modules that it may import; the first pattern that fits counts."""
-HDF5 = ["formats.h5_child*", "formats.h5_library*", "fixspec.child"]
+ROOMS = [
+    "cli",
+    "api",
+    "mount",
+    "tools",
+    "vfs",
+    "conversion",
+    "formats",
+    "tensors",
+    "native",
+    "errors",
+]
+"""Top to bottom; a room may import itself and what stands below it."""
+CHILDREN = ["formats.hdf5.index_worker", "formats.hdf5.decode_worker", "formats.hdf5.libhdf5", "tools.repair.child"]
 """What runs in a child process; the daemon never loads it."""
 ONLY_IN = {
-    "torch": ["loading"],
+    "torch": ["api.load"],
     "transformers": [],
     "safetensors": [],
-    "h5py": HDF5,
-    "hdf5plugin": HDF5,
-    "mfusepy": ["fuse"],
+    "h5py": CHILDREN,
+    "hdf5plugin": CHILDREN,
+    "mfusepy": ["mount.fuse"],
     "rich": ["cli*"],
     "click": ["cli*"],
 }
@@ -69,6 +43,8 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
+STANDARD_LIBRARY_ONLY = ["index_worker", "object_headers", "messages", "superblock", "header_cache"]
+"""Modules of `formats.hdf5` that the indexing process imports: it starts without site-packages."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -83,12 +59,25 @@ def imported(path: Path) -> Iterator[str]:
                 yield full if full.removeprefix("ckptfs.") in MODULES else str(node.module)
 
 
-@pytest.mark.parametrize("module", MODULES)
+def test_every_entry_is_a_room() -> None:
+    entries = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert entries - {"__init__", "__main__"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("__")])
 def test_dependencies_point_one_way(module: str) -> None:
-    allowed = next((names for pattern, names in MAY_IMPORT.items() if fnmatch(module, pattern)), None)
-    assert allowed is not None, f"say in MAY_IMPORT what {module} may import"
-    ours = {name.removeprefix("ckptfs.") for name in imported(MODULES[module]) if name.startswith("ckptfs.")}
-    assert not {name for name in ours if not any(fnmatch(name, pattern) for pattern in allowed)}
+    below = ROOMS[ROOMS.index(module.partition(".")[0]) :]
+    ours = {name.split(".")[1] for name in imported(MODULES[module]) if name.startswith("ckptfs.")}
+    assert not ours - set(below)
+
+
+@pytest.mark.parametrize("room", ROOMS[:-1])
+def test_a_package_is_a_docstring(room: str) -> None:
+    """Re-exports would make the indexing process import numpy. `cli` has the command group."""
+    for path in (ROOT / room).rglob("__init__.py"):
+        body = ast.parse(path.read_text()).body
+        assert isinstance(body[0], ast.Expr), path
+        assert len(body) == 1 or room == "cli", path
 
 
 @pytest.mark.parametrize("library", ONLY_IN)
@@ -99,9 +88,16 @@ def test_heavy_libraries_stay_where_they_are_needed(library: str) -> None:
 
 def test_importing_loads_nothing_heavy() -> None:
     heavy = {"torch", "h5py", "hdf5plugin", "mfusepy", "rich"}
-    light = [m for m in MODULES if not any(fnmatch(m, pattern) for pattern in [*HDF5, "*__main__"])]
+    light = [m for m in MODULES if not any(fnmatch(m, pattern) for pattern in [*CHILDREN, "*__main__"])]
     code = "import sys, importlib\nfor m in sys.argv[1:]: importlib.import_module(m)\nprint(*sys.modules)"
     names = [f"ckptfs.{module}".removesuffix(".__init__") for module in light]
     found = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert not heavy & set(found.stdout.split())
+
+
+@pytest.mark.parametrize("module", STANDARD_LIBRARY_ONLY)
+def test_the_indexing_process_needs_the_standard_library_only(module: str) -> None:
+    code = f"import sys; sys.path.append({str(ROOT.parent)!r}); import ckptfs.formats.hdf5.{module}"
+    found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

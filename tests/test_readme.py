@@ -23,16 +23,17 @@ import pytest
 from click import Context
 
 import ckptfs
-from ckptfs.cli import COMMANDS, cli
+from ckptfs.cli.main import COMMANDS, cli
+from ckptfs.conversion import registry
 from ckptfs.errors import UnmatchedKeys, UnsupportedValue
-from ckptfs.mappings.registry import FAMILIES
 from tests.cli.conftest import safetensors_bytes
 from tests.conftest import ROOT, Mounter
+from tests.paths import FAMILIES
 
 pytestmark = pytest.mark.fuse
 
 README = (ROOT / "README.md").read_text()
-GOLDEN = ROOT / "tests/golden/llama/cs2hf-gqa-fp32"
+GOLDEN = FAMILIES / "llama/cs2hf-gqa-fp32"
 
 
 def blocks(*languages: str) -> list[tuple[str, str]]:
@@ -116,10 +117,10 @@ def test_options_and_extras_exist() -> None:
 def test_every_model_is_named() -> None:
     table = README.partition("| kind |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`([\w-]+)`", table)) - {"cs-2"}
-    assert named <= set(FAMILIES)
+    assert named <= set(registry.FAMILIES)
     bare = {"jais", "gemma2"}
     decoders = set(re.findall(r"`([\w-]+)`", table.partition("| decoders |")[2].partition("without their head")[0]))
-    assert named | {f"{name}-headless" for name in decoders - bare} == set(FAMILIES)
+    assert named | {f"{name}-headless" for name in decoders - bare} == set(registry.FAMILIES)
 
 
 def test_the_example_of_a_family_converts_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def test_the_example_of_a_family_converts_there_and_back(tmp_path: Path, monkeyp
     assert code is not None
     found: dict[str, Any] = {}
     exec(code[1], found)
-    monkeypatch.setitem(FAMILIES, "gpt-neo", found["GPT_NEO"])
+    monkeypatch.setitem(registry.FAMILIES, "gpt-neo", found["GPT_NEO"])
     layer = ["attn.attention.q_proj.weight", "attn.attention.out_proj.bias", "ln_1.weight", "mlp.c_fc.bias"]
     keys = [*(f"transformer.h.{i}.{name}" for i in range(2) for name in layer), "transformer.ln_f.bias"]
     keys += ["transformer.wte.weight", "lm_head.weight"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.formats.h5_files import DATA
+from tests.formats.hdf5.h5_files import DATA
 
 WRITTEN = [path for path in sorted((DATA / "v05").glob("*.mdl")) if path.stem != "deferred_full_uninit"]
 """Checkpoints of the real writer, each with its recorded state dict beside it, but for one of undefined values."""

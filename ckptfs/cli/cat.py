@@ -11,7 +11,7 @@ import click
 from ckptfs.cli.options import reading_options, source_argument
 
 if TYPE_CHECKING:
-    from ckptfs.formats.source import Tensor
+    from ckptfs.tensors.tensor import Tensor
 
 _PIECE = 4 << 20
 """Bytes that are read and written at once."""
@@ -45,8 +45,8 @@ def command(source: str, key: str, follow_links: bool) -> None:
 
 
 def _write_tensor(tensor: Tensor) -> None:
-    from ckptfs.formats.source import nbytes
-    from ckptfs.tensors.read import read_into
+    from ckptfs.tensors.ranges import read_into
+    from ckptfs.tensors.tensor import nbytes
 
     size = nbytes(tensor)
     buffer = memoryview(bytearray(min(_PIECE, size)))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfs.cli.convert import progress_bar
 from ckptfs.cli.options import json_option, progress_option, reading_options, source_argument, view_options
 from ckptfs.cli.output import print_json, printable, size_text
+from ckptfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ckptfs.check import Report
+    from ckptfs.conversion.hf import View
     from ckptfs.formats.source import Source
-    from ckptfs.mappings.plan import View
+    from ckptfs.tools.check import Report
 
 
 @click.command("check")
@@ -31,8 +31,8 @@ def command(source: str, values: bool, no_progress_bar: bool, as_json: bool, **o
     chunk by key, the checksums of torch files. With --tgt-fmt also whether SOURCE can be converted, and the result is
     read. Exit code: 0 sound, 1 problems, 3 it cannot be opened at all.
     """
-    from ckptfs.check import Report, check_data, check_layers, check_structure, check_sums, data_nbytes
     from ckptfs.cli.opening import opened
+    from ckptfs.tools.check import Report, check_data, check_layers, check_structure, check_sums, data_nbytes
 
     report = Report()
     with opened(source, follow_links=options.pop("follow_links")) as src:
@@ -57,9 +57,9 @@ def command(source: str, values: bool, no_progress_bar: bool, as_json: bool, **o
 
 def _view(report: Report, source: Source, options: dict[str, Any]) -> View | None:
     """The view that was asked for; a problem where the checkpoint does not fit the model."""
-    from ckptfs import api
-    from ckptfs.check import Problem
+    from ckptfs.conversion import resolve
     from ckptfs.errors import ConfigError, MappingError, NoPath, ShapeError, UnknownFamily, UsageError
+    from ckptfs.tools.check import Problem
 
     tgt, drop = options.pop("tgt_fmt"), options.pop("drop_unmatched_keys")
     if not tgt:
@@ -67,7 +67,7 @@ def _view(report: Report, source: Source, options: dict[str, Any]) -> View | Non
             raise UsageError("--model, --config, --src-fmt and --drop-unmatched-keys go with --tgt-fmt")
         return None
     try:
-        return api.plan_view(source, tgt, drop=drop, **options)
+        return resolve.plan_view(source, tgt, drop=drop, **options)
     except (UnknownFamily, NoPath):
         raise
     except (MappingError, ConfigError, ShapeError) as error:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from ckptfs.cli.options import compress_option, path_type, progress_option, reading_options, size
 from ckptfs.cli.output import printable
+from ckptfs.cli.progress import progress_bar
 
 
 @click.command("convert")
@@ -36,13 +34,13 @@ def command(checkpoint: str, **options: Any) -> None:
     optimizer, step and all. The bytes are those that 'ckptfs mount' shows. Memory use does not grow with the model; an
     interrupted run leaves nothing behind.
     """
-    from ckptfs import api
     from ckptfs.cli.opening import opened
-    from ckptfs.convert import nbytes, outputs, write_outputs
+    from ckptfs.conversion import resolve
     from ckptfs.errors import UsageError
+    from ckptfs.tools.export import nbytes, outputs, write_outputs
 
     with opened(checkpoint, follow_links=options["follow_links"]) as source:
-        view = api.plan_view(
+        view = resolve.plan_view(
             source,
             options["tgt_fmt"],
             model=options["model"],
@@ -68,18 +66,3 @@ def command(checkpoint: str, **options: Any) -> None:
         click.echo(path)
     for warning in view.warnings:
         click.echo(f"ckptfs: {printable(warning)}", err=True)
-
-
-@contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object] | None]:
-    """A bar with rate and time left on stderr, where that is a terminal."""
-    if not (wanted and sys.stderr.isatty()):
-        yield None
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
-    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda n: bar.advance(task, n)

@@ -24,12 +24,14 @@ def command(file: str, **options: Any) -> None:
     FILE is a config.json, or a trainer's YAML. The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml. A model of
     several components is a folder of such folders, and has a folder for each.
     """
-    from ckptfs import api
-    from ckptfs.convert import config_output, write_outputs
+    from ckptfs.conversion import resolve
+    from ckptfs.tools.export import config_output, write_outputs
 
-    config = api.read_config(file)
+    config = resolve.read_config(file)
     warnings: list[str] = []
-    view = api.config_view(config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings)
+    view = resolve.config_view(
+        config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings
+    )
     folder = options["output_dir"] or os.path.dirname(os.path.abspath(file))
     for path in write_outputs({**config_output(view, file, folder=folder)}, folder, force=options["force"]):
         click.echo(path)

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from ckptfs.cli.convert import progress_bar
 from ckptfs.cli.options import compress_option, path_type, progress_option, reading_options
 from ckptfs.cli.output import printable
+from ckptfs.cli.progress import progress_bar
 
 
 @click.command("convert-data-iter-state")
@@ -57,10 +57,10 @@ def command(old_checkpoint: str, worker_data_iter_files_dir: str, output_file: s
     Writes the whole checkpoint again, with the state of the data loader as releases from 2.0 on keep it, under
     'dataloader' (in the place of one that is there). Files of other steps and other files of the folder do not matter.
     """
+    from ckptfs.api.save import save_state
     from ckptfs.cli.opening import opened
-    from ckptfs.dataiter import dataloader_state, with_dataloader
-    from ckptfs.layouts.h5 import RELEASE
-    from ckptfs.saving import save_state
+    from ckptfs.formats.cerebras.dataloader import dataloader_state, with_dataloader
+    from ckptfs.formats.cerebras.writer import RELEASE
 
     state = dataloader_state(worker_data_iter_files_dir, options["dataloader_type"], options["shuffle_seed"])
     with opened(old_checkpoint, follow_links=options["follow_links"]) as source:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfs.cli.convert import progress_bar
 from ckptfs.cli.options import json_option, path_type, progress_option, reading_options, view_options
 from ckptfs.cli.output import print_json, printable, shape_text
+from ckptfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ckptfs.compare import Comparison, Difference
     from ckptfs.formats.source import Item, Source
+    from ckptfs.tools.diff import Comparison, Difference
 
 tolerance = click.FloatRange(min=0)
 
@@ -46,8 +46,8 @@ def command(a: str, b: str, as_json: bool, **options: Any) -> None:
     |x - y| <= atol + rtol * |y|. Exit code: 0 the same, 1 different, 3 something cannot be read.
     """
     from ckptfs.cli.opening import opened
-    from ckptfs.compare import How, chosen, compare, data_nbytes
     from ckptfs.errors import UsageError
+    from ckptfs.tools.diff import How, chosen, compare, data_nbytes
 
     keys, ignore = options["keys"], options["ignore"]
     with ExitStack() as stack:
@@ -76,7 +76,7 @@ def command(a: str, b: str, as_json: bool, **options: Any) -> None:
 
 def _items(source: Source, options: dict[str, Any]) -> dict[str, Item]:
     """What is compared of A: itself, or what it would be in another format."""
-    from ckptfs import api
+    from ckptfs.conversion import resolve
     from ckptfs.errors import UsageError
     from ckptfs.formats.source import Item
 
@@ -86,7 +86,7 @@ def _items(source: Source, options: dict[str, Any]) -> dict[str, Item]:
             raise UsageError("--model, --config, --src-fmt and --drop-unmatched-keys go with --tgt-fmt")
         return source.items
     how = {name: options[name] for name in names}
-    view = api.plan_view(source, options["tgt_fmt"], drop=options["drop_unmatched_keys"], **how)
+    view = resolve.plan_view(source, options["tgt_fmt"], drop=options["drop_unmatched_keys"], **how)
     if view.state is not None:
         return view.state.items
     prefix = "" if view.tgt == "hf" else "model."

@@ -14,8 +14,8 @@ from ckptfs.cli.output import print_json, with_color
 @json_option
 def command(as_json: bool) -> int:
     """Check what mounting needs from this machine."""
-    from ckptfs.environment import check
     from ckptfs.errors import MountError
+    from ckptfs.mount.doctor import check
 
     findings = check()
     if as_json:

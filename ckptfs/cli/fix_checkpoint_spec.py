@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfs.cli.convert import progress_bar
 from ckptfs.cli.options import path_type, progress_option
+from ckptfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ckptfs.fixspec.fix import Fix
+    from ckptfs.tools.repair.fix import Fix
 
 QUESTION = "Are you sure you want to fix the checkpoint inplace? [y/N]: "
 
@@ -46,7 +46,7 @@ def command(
     or failed run changes nothing, also in place.
     """
     from ckptfs.errors import UsageError
-    from ckptfs.fixspec.fix import fix_in_place, plan_fix, write_fixed
+    from ckptfs.tools.repair.fix import fix_in_place, plan_fix, write_fixed
 
     if fix_inplace and fixed_checkpoint_path is not None:
         raise UsageError("--fixed_checkpoint_path and --fix_inplace exclude each other")

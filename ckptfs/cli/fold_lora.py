@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ckptfs.cli.convert import progress_bar
 from ckptfs.cli.options import path_type, progress_option, reading_options
 from ckptfs.cli.output import printable
+from ckptfs.cli.progress import progress_bar
 
 
 @click.command("fold-lora")
@@ -26,14 +26,13 @@ def command(checkpoint_path: str, params: str, **options: Any) -> None:
     Writes MDL_folded.mdl, which has the model state only, and YAML_folded.yaml. 'ckptfs mount' and 'convert' do the
     same on the way to hf, without this step.
     """
-    from ckptfs import api
     from ckptfs.cli.opening import opened
-    from ckptfs.convert import folded_outputs, nbytes, write_outputs
-    from ckptfs.mappings import plan
+    from ckptfs.conversion import hf, resolve
+    from ckptfs.tools.export import folded_outputs, nbytes, write_outputs
 
-    config = api.read_config(params)
+    config = resolve.read_config(params)
     with opened(checkpoint_path, follow_links=options["follow_links"]) as source:
-        folded, tensors, warnings = plan.fold_lora(source, config, model=options["model"])
+        folded, tensors, warnings = hf.fold_lora(source, config, model=options["model"])
         files = folded_outputs(folded, tensors, params, checkpoint_path, release=source.release)
         beside = [os.path.dirname(os.path.abspath(path)) for path in (checkpoint_path, params)]
         folder = options["output_dir"] or beside[0]

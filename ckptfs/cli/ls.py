@@ -43,7 +43,7 @@ def command(source: str, pattern: str | None, long: bool, as_json: bool, follow_
 
 
 def _fields(item: Item) -> dict[str, Any]:
-    from ckptfs.formats.source import nbytes
+    from ckptfs.tensors.tensor import nbytes
 
     tensor = item.tensor
     return {

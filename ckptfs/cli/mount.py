@@ -14,10 +14,10 @@ from ckptfs.cli.output import print_columns, printable
 from ckptfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckptfs.cli import Settings
-    from ckptfs.fuse import MountOptions
-    from ckptfs.stats import Stats
-    from ckptfs.tree.node import Entry, Tree
+    from ckptfs.cli.main import Settings
+    from ckptfs.mount.fuse import MountOptions
+    from ckptfs.mount.stats import Stats
+    from ckptfs.vfs.tree import Entry, Tree
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec", "noatime", "default_permissions"})
@@ -57,7 +57,7 @@ def command(settings: Settings, /, source: str, mountpoint: str, **options: Any)
 
     SOURCE is a file, an index or a folder, MOUNTPOINT an empty directory. Returns when the mount answers.
     """
-    from ckptfs.formats.h5_process import ahead
+    from ckptfs.formats.hdf5.workers import ahead
 
     gc.disable()  # what is imported and made until the mount answers stays as long as the mount
     with ahead(source):
@@ -68,10 +68,10 @@ def command(settings: Settings, /, source: str, mountpoint: str, **options: Any)
 
 def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> object:
     """Mount it; what was made for that, which is better not freed."""
-    from ckptfs import daemon, fuse
     from ckptfs.cli.opening import opened
-    from ckptfs.mounts import check_mountpoint
-    from ckptfs.stats import Stats, with_stats
+    from ckptfs.mount import daemon, fuse
+    from ckptfs.mount.mount_table import check_mountpoint
+    from ckptfs.mount.stats import Stats, with_stats
 
     flags = fuse_flags(options["fuse_options"])
     fuse.load_binding()
@@ -111,14 +111,14 @@ def fuse_flags(given: Iterable[str]) -> dict[str, str]:
 
 def _tree(source: Any, options: dict[str, Any], mountpoint: str) -> tuple[Tree, str | None]:
     """The tree to mount and, where there is no model folder in it, the reason."""
-    from ckptfs import api
     from ckptfs.cli.opening import view_facts
-    from ckptfs.tree.cs import cs_folder
-    from ckptfs.tree.hf import DEFAULT_SHARD_BYTES
-    from ckptfs.tree.views import build_tree
+    from ckptfs.conversion import resolve
+    from ckptfs.vfs.cerebras import cs_folder
+    from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES
+    from ckptfs.vfs.views import build_tree
 
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
-    view, reason = api.prepare(source, **{name: options[name] for name in names})
+    view, reason = resolve.prepare(source, **{name: options[name] for name in names})
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
     about = view_facts(source, view)
     about["warnings"] += view.warnings if view is not None else ()
@@ -138,7 +138,7 @@ def _tree(source: Any, options: dict[str, Any], mountpoint: str) -> tuple[Tree, 
 
 def _tokenizer(source: Any, folder: str | None, *, cs: bool) -> dict[str, Entry]:
     """What ``--tokenizer`` adds; the open files are closed with *source*."""
-    from ckptfs.tree.tokenizer import small_files
+    from ckptfs.vfs.tokenizer import small_files
 
     if folder is None:
         return {}
@@ -150,7 +150,7 @@ def _tokenizer(source: Any, folder: str | None, *, cs: bool) -> dict[str, Entry]
 def _mount_options(
     options: dict[str, Any], flags: dict[str, str], source_nbytes: int, stats: Stats | None
 ) -> MountOptions:
-    from ckptfs.fuse import MountOptions
+    from ckptfs.mount.fuse import MountOptions
 
     given = {n: options[n] for n in ("threads", "uid", "gid", "umask", "read_ahead") if options[n] is not None}
     if "max_read" in flags:
@@ -166,7 +166,7 @@ def _mount_options(
 
 def _announce(source: str, mountpoint: str, tree: Tree, reason: str | None, log_file: str | None) -> None:
     """What is where, and how to end it."""
-    from ckptfs.tree.readme import ABOUT
+    from ckptfs.vfs.readme import ABOUT
 
     click.echo(f"{printable(source)} is mounted on {printable(mountpoint)}:")
     print_columns((f"  {printable(mountpoint.rstrip('/'))}/{name}", ABOUT.get(name, "")) for name in tree.root.children)

@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from ckptfs import api, cache
+from ckptfs.conversion import resolve
+from ckptfs.conversion.hf import View
 from ckptfs.formats.detect import open_source
 from ckptfs.formats.source import Source
-from ckptfs.mappings.plan import View
-from ckptfs.tree.facts import facts
+from ckptfs.tensors import cache
+from ckptfs.vfs.facts import facts
 
 
 @contextlib.contextmanager
@@ -29,12 +30,12 @@ def opened(path: str, *, follow_links: bool = False, cache_size: int | None = No
 
 def describe(source: Source, **options: Any) -> tuple[dict[str, Any], str | None]:
     """The facts of *source* and, where it cannot be seen as a model, the reason."""
-    view, reason = api.prepare(source, **options)
+    view, reason = resolve.prepare(source, **options)
     return view_facts(source, view), reason
 
 
 def view_facts(source: Source, view: View | None) -> dict[str, Any]:
     """The facts of *source*, with the family that *view* found."""
     if view is None:
-        return facts(source, family=api.told_family(source))
+        return facts(source, family=resolve.told_family(source))
     return facts(source, family=view.model, views={str(view.tgt): {"n_tensors": len(view.tensors)}})

@@ -15,6 +15,6 @@ def command(mountpoint: str, lazy: bool) -> None:
 
     Works for a mount whose daemon died, too.
     """
-    from ckptfs.daemon import unmount_and_wait
+    from ckptfs.mount.daemon import unmount_and_wait
 
     unmount_and_wait(mountpoint, lazy=lazy)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from ckptfs.cache import TileCache
 from ckptfs.errors import UnknownFormat, UsageError
-from ckptfs.formats.folder import open_folder, open_index, open_weights, with_config
-from ckptfs.formats.raw import OpenFile, open_file, read_exactly
+from ckptfs.formats.files import OpenFile, open_file, read_exactly
+from ckptfs.formats.huggingface import open_folder, open_index, open_weights, with_config
 from ckptfs.formats.source import Source
+from ckptfs.tensors.cache import TileCache
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -31,7 +31,7 @@ def open_source(path: str | os.PathLike[str], cache: TileCache, *, follow_links:
     finally:
         os.close(file.fd)
     if hdf5:
-        from ckptfs.formats.h5 import open_h5
+        from ckptfs.formats.cerebras.reader import open_h5
 
         return open_h5(name, cache, follow_links=follow_links)
     source = open_weights(name)

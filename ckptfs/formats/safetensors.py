@@ -14,14 +14,20 @@ strings, mostly ``{"format": "pt"}``) says nothing about tensors and is not look
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any
 
-from ckptfs.dtypes import BY_SAFETENSORS, DType
-from ckptfs.errors import CorruptHeader
-from ckptfs.formats.raw import FileTensor, OpenFile, checked_shape, json_object, open_file, read_exactly
-from ckptfs.formats.source import Item, Source, n_elements
+from ckptfs.errors import CorruptHeader, UsageError
+from ckptfs.formats.extents import File, file_of
+from ckptfs.formats.files import OpenFile, checked_shape, json_object, open_file, read_exactly
+from ckptfs.formats.source import Item, Source
+from ckptfs.tensors.dtypes import BY_SAFETENSORS, DType
+from ckptfs.tensors.file_tensor import FileTensor
+from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
 
 MAX_HEADER = 100_000_000
 """The reference implementation's limit (bytes)."""
@@ -99,3 +105,47 @@ def _check_cover(file: OpenFile, spans: list[tuple[int, int, str]], size: int) -
         end = stop
     if end != size:
         raise CorruptHeader(file.path, f"the tensors end at {end}, but the file has {size} bytes of data")
+
+
+PT: Mapping[str, str] = MappingProxyType({"format": "pt"})
+"""The metadata that transformers writes, and wants to read."""
+_ORDER = (
+    *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
+    *("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"),
+)
+_RANK = {name: rank for rank, name in enumerate(_ORDER)}
+
+
+def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = PT) -> File:
+    """What ``safetensors.torch.save_file(tensors, path, metadata)`` writes.
+
+    The reference spells *metadata* in a random order when it has several entries; here the given order is kept.
+    Raises `UsageError` for an element type or a key that the format cannot hold.
+    """
+    names = sorted(tensors, key=lambda key: (_rank(key, tensors[key]), key))
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        stop = offset + nbytes(tensor)
+        header[name] = {
+            "dtype": tensor.dtype.safetensors,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return file_of([len(text).to_bytes(8, "little") + text, *(tensors[name] for name in names)])
+
+
+def _rank(key: str, tensor: Tensor) -> int:
+    """Place of the tensor's dtype in the file; raises for what the format cannot hold."""
+    name = tensor.dtype.safetensors
+    if name is None:
+        raise UsageError(f"{key}: safetensors has no element type for {tensor.dtype.name}; read it from tensors/")
+    if key == "__metadata__":
+        raise UsageError("safetensors keeps the name __metadata__ for itself; read that tensor from tensors/")
+    if any("\ud800" <= char <= "\udfff" for char in key):
+        raise UsageError(f"{key!a}: a safetensors name must be valid Unicode; read it from tensors/")
+    return _RANK[name]

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs import native
-from ckptfs.cache import borrow
-from ckptfs.dtypes import DType
-from ckptfs.formats.source import Shape, Tensor, Words
+from ckptfs.native import library
+from ckptfs.native.scratch import borrow
+from ckptfs.tensors.dtypes import DType
+from ckptfs.tensors.tensor import Shape, Tensor, Words
 
 Step = tuple[Literal["multiply", "divide", "add", "nan_to"], float]
 
@@ -54,8 +54,8 @@ class Elementwise:
             words = buffer.view(self.dtype.word).reshape(out.shape)
             self.source.read_block(row, col, words)
             for kind, scalar in self.steps:
-                if native.LIBRARY is not None and self.dtype.name == "bfloat16" and kind in native.BFLOAT16_STEPS:
-                    native.bfloat16(words, kind, scalar)
+                if library.LIBRARY is not None and self.dtype.name == "bfloat16" and kind in library.BFLOAT16_STEPS:
+                    library.bfloat16(words, kind, scalar)
                 else:
                     values: npt.NDArray[Any] = words.view(self.dtype.numpy)
                     values[...] = _apply(kind, scalar, values, self.dtype)

@@ -15,16 +15,16 @@ from benchmarks import files
 from benchmarks.models import Model
 from benchmarks.mounting import Passthrough, as_file, forget
 from benchmarks.state import Stored
-from ckptfs.daemon import mount_in_background
-from ckptfs.formats.source import Tensor
-from ckptfs.fuse import MountOptions
-from ckptfs.layouts.extent import File, file_of
-from ckptfs.layouts.safetensors import safetensors_file
-from ckptfs.mappings.ops import Glue, Op, Transpose, rope, unpack_heads
-from ckptfs.stats import Stats
+from ckptfs.conversion.ops import Glue, Op, Transpose, rope, unpack_heads
+from ckptfs.formats.extents import File, file_of
+from ckptfs.formats.safetensors import safetensors_file
+from ckptfs.mount.daemon import mount_in_background
+from ckptfs.mount.fuse import MountOptions
+from ckptfs.mount.stats import Stats
 from ckptfs.tensors.elementwise import elementwise
-from ckptfs.tree.node import Folder, Leaf, Tree
-from ckptfs.write import write_file
+from ckptfs.tensors.tensor import Tensor
+from ckptfs.tools.write import write_file
+from ckptfs.vfs.tree import Folder, Leaf, Tree
 
 N_TENSORS = 6
 COLUMNS = 4096

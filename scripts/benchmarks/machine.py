@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ckptfs
-from ckptfs.fuse import find_libfuse, libfuse_version
+from ckptfs.mount.fuse import find_libfuse, libfuse_version
 
 
 def about() -> dict[str, Any]:

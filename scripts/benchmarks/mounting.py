@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptfs.daemon import mount_in_background, state_file, unmount_and_wait
 from ckptfs.errors import CkptfsError
-from ckptfs.fuse import MountOptions
-from ckptfs.layouts.extent import File
-from ckptfs.tree.node import Folder, Leaf, Tree
+from ckptfs.formats.extents import File
+from ckptfs.mount.daemon import mount_in_background, state_file, unmount_and_wait
+from ckptfs.mount.fuse import MountOptions
+from ckptfs.vfs.tree import Folder, Leaf, Tree
 
 SCRIPTS = str(Path(__file__).parents[1])
 

@@ -78,7 +78,7 @@ def others(bench: Bench) -> Result:
 def largest(source: str) -> tuple[str, int]:
     """Key and size of the checkpoint's largest tensor."""
     import ckptfs
-    from ckptfs.formats.source import nbytes
+    from ckptfs.tensors.tensor import nbytes
 
     with ckptfs.open(source) as opened:
         sizes = {key: nbytes(tensor) for key, tensor in opened.source.tensors().items()}

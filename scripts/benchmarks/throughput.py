@@ -28,8 +28,8 @@ from benchmarks.mounting import (
     read_direct,
     warm,
 )
-from ckptfs.formats.source import nbytes
-from ckptfs.tensors.read import read_into
+from ckptfs.tensors.ranges import read_into
+from ckptfs.tensors.tensor import nbytes
 
 COLD_RUNS = 1
 """Runs in which the source is read from the disk, after all others: they take long, and no target is about them."""

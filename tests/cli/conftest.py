@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptfs.cli import run
+from ckptfs.cli.main import run
 
 WEIGHT = np.arange(12, dtype="<f4").reshape(3, 4)
 BIAS = np.arange(5, dtype="<u2")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.golden.cases import config_differences, differences
-from tests.others.cases import Run, corrected
+from tests.recorded.cases import Run, corrected
+from tests.recorded.decoder_cases import config_differences, differences
 
 
 def laid_out(run: Run, folder: Path) -> list[str]:

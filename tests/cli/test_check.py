@@ -14,18 +14,19 @@ import pytest
 import torch
 
 import ckptfs as package
-from ckptfs import check
-from ckptfs.check import Report, check_data, check_layers, check_structure
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.source import Item, Words
-from ckptfs.tensors.values import count_nan_inf
+from ckptfs.formats.source import Item
+from ckptfs.tensors.scan import count_nan_inf
+from ckptfs.tensors.tensor import Words
+from ckptfs.tools import check
+from ckptfs.tools.check import Report, check_data, check_layers, check_structure
 from tests.cli.conftest import Result
 from tests.conftest import ROOT
 from tests.factories import ArrayTensor, source_of
-from tests.golden.cases import HERE
+from tests.paths import FAMILIES
 
 DAMAGED = ROOT / "tests/data/h5/damaged"
-LLAMA = HERE / "llama/cs2hf-gqa-fp32"
+LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 Ckptfs = Callable[..., Result]
 
 

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 import ckptfs
-from ckptfs.cli import run
-from tests.others.cases import HERE, Run, runs
+from ckptfs.cli.main import run
+from tests.paths import FAMILIES
+from tests.recorded.cases import Run, runs
 
 
 def call(*args: object) -> None:
@@ -20,7 +21,7 @@ def call(*args: object) -> None:
 
 
 def recorded(case: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((HERE / case / "expected_hf.json").read_text())[name]
+    found: dict[str, Any] = json.loads((FAMILIES / case / "expected_hf.json").read_text())[name]
     return found
 
 
@@ -28,8 +29,8 @@ def recorded(case: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("option", "name"), [("--export-pickle", "roundtrip"), ("--export-safetensors", "random")])
 def test_one_folder_for_each_component(case: str, option: str, name: str, tmp_path: Path) -> None:
     stem = {"roundtrip": "cs", "random": "cs_rand"}[name]
-    mdl, config = tmp_path / f"{stem}.mdl", HERE / case / f"{stem}.yaml"
-    mdl.write_bytes(gzip.decompress((HERE / case / f"{stem}.mdl.gz").read_bytes()))
+    mdl, config = tmp_path / f"{stem}.mdl", FAMILIES / case / f"{stem}.yaml"
+    mdl.write_bytes(gzip.decompress((FAMILIES / case / f"{stem}.mdl.gz").read_bytes()))
     out, model = tmp_path / "out", case.partition("/")[0]
     fmt = ("--model", model, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
     call("convert", mdl, *fmt, "--config", config, "--output-dir", out, option)
@@ -59,7 +60,7 @@ def test_folders_become_one_checkpoint(recording: Run, tmp_path: Path) -> None:
 
 
 def test_configs_alone(tmp_path: Path) -> None:
-    hf, back = HERE / "dpr/dpr/hf", tmp_path / "back"
+    hf, back = FAMILIES / "dpr/dpr/hf", tmp_path / "back"
     call("convert-config", hf, "--model", "dpr", "--src-fmt", "hf", "--tgt-fmt", "cs-2.9", "--output-dir", tmp_path)
     call(
         *("convert-config", tmp_path / "config_to_cs-2.9.yaml", "--model", "dpr"),
@@ -75,7 +76,7 @@ def test_configs_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["llava/llava", "mmsimple-llava/mmsimple"])
 def test_configs_alone_are_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
-    out, params = tmp_path / "out", HERE / case / "cs.yaml"
+    out, params = tmp_path / "out", FAMILIES / case / "cs.yaml"
     fmt = ("--model", case.partition("/")[0], "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
     call("convert-config", params, *fmt, "--output-dir", out)
     expected = recorded(case, "roundtrip")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounter
-from tests.golden.cases import HERE
+from tests.paths import FAMILIES
 
-LLAMA = HERE / "llama/cs2hf-gqa-fp32"
+LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 TO_HF = ["--model", "llama", "--src-fmt", "cs-2.9", "--tgt-fmt", "hf", "--config", LLAMA / "cs.yaml"]
 
 
@@ -50,7 +50,7 @@ def test_a_second_run_is_refused_in_one_line(mounter: Mounter) -> None:
 def test_a_refused_config_leaves_nothing(mounter: Mounter, config: str, message: str) -> None:
     params = mounter.folder / "params.yaml"
     name = config.partition(":")[0]
-    lines = (HERE / "llama/hf2cs-gqa-bf16/cs.yaml").read_text().splitlines()
+    lines = (FAMILIES / "llama/hf2cs-gqa-bf16/cs.yaml").read_text().splitlines()
     params.write_text("\n".join(f"    {config}" if f" {name}:" in line else line for line in lines))
     done = mounter.ckptfs(
         "convert",
@@ -78,7 +78,7 @@ def test_a_signal_leaves_nothing(mounter: Mounter, number: signal.Signals, code:
         out.write(len(header).to_bytes(8, "little") + header)
         out.truncate(8 + len(header) + 4_000_000_000)
     out_dir = mounter.folder / "out"
-    config = HERE / "gpt2/hf2cs-untied-fp32/hf/config.json"
+    config = FAMILIES / "gpt2/hf2cs-untied-fp32/hf/config.json"
     process = mounter.start(
         *("-m", "ckptfs", "convert", big, "--model", "gpt2", "--tgt-fmt", "cs-2.9", "--config", config),
         *("--output-dir", out_dir),
@@ -122,7 +122,7 @@ def test_cp_from_the_mount_gives_the_bytes_of_convert(mounter: Mounter) -> None:
 
 @pytest.mark.fuse
 def test_a_hugging_face_model_mounts_as_a_cerebras_checkpoint(mounter: Mounter) -> None:
-    source = HERE / "gpt2/hf2cs-untied-fp32/hf"
+    source = FAMILIES / "gpt2/hf2cs-untied-fp32/hf"
     mnt = mounter.mountpoint()
     done = mounter.ckptfs("mount", source, mnt, "--tgt-fmt", "cs-2.9")
     assert done.returncode == 0, done.stderr
@@ -135,7 +135,7 @@ def test_a_hugging_face_model_mounts_as_a_cerebras_checkpoint(mounter: Mounter) 
 
 
 def test_convert_config_both_ways(mounter: Mounter) -> None:
-    case = HERE / "llama/hf2cs-llama3-rope-bf16"
+    case = FAMILIES / "llama/hf2cs-llama3-rope-bf16"
     done = mounter.ckptfs(
         *("convert-config", case / "hf/config.json", "--model", "llama", "--src-fmt", "hf", "--tgt-fmt", "cs-2.9"),
         *("--output-dir", mounter.folder),

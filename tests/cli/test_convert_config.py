@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Result
-from tests.others.cases import Run, runs
+from tests.recorded.cases import Run, runs
 
 Ckptfs = Callable[..., Result]
 RECORDED = [

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ckptfs as package
-from ckptfs.dataiter import dataloader_state
-from ckptfs.layouts.state import nested_state
+from ckptfs.formats.cerebras.dataloader import dataloader_state
+from ckptfs.formats.nested import nested_state
 from tests.cli.conftest import Result
 from tests.conftest import ROOT
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import ckptfs as package
-from ckptfs.compare import How, chosen, compare
 from ckptfs.formats.source import Item
-from ckptfs.tensors import values
+from ckptfs.tensors import scan
+from ckptfs.tools.diff import How, chosen, compare
 from tests.cli.conftest import Result
 from tests.factories import ArrayTensor, source_of
-from tests.golden.cases import HERE
+from tests.paths import FAMILIES
 
 Ckptfs = Callable[..., Result]
-LLAMA = HERE / "llama/cs2hf-gqa-fp32"
-GPT2 = HERE / "gpt2/hf2cs-untied-fp32"
+LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
+GPT2 = FAMILIES / "gpt2/hf2cs-untied-fp32"
 
 
 def items(state: dict[str, Any]) -> dict[str, Item]:
@@ -141,7 +141,7 @@ def test_values_across_element_types() -> None:
 
 def test_differences_in_any_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are read piece by piece; the first difference and the counts are those of the whole."""
-    monkeypatch.setattr(values.pieces, "__defaults__", (7,))
+    monkeypatch.setattr(scan.pieces, "__defaults__", (7,))
     a, b = np.arange(30.0).reshape(5, 6), np.arange(30.0).reshape(5, 6)
     b[1, 4], b[4, 5] = -10, 0
     read: list[int] = []

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ckptfs import environment, fuse, native
+from ckptfs.mount import doctor, fuse
+from ckptfs.native import library
 from tests.cli.conftest import Result
 
 Run = Callable[..., Result]
@@ -25,7 +26,7 @@ def test_without_libfuse(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_package(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "REQUIRED", ("numpy", "no-such-package"))
+    monkeypatch.setattr(doctor, "REQUIRED", ("numpy", "no-such-package"))
     found = json.loads(ckptfs("doctor", "--json").out)
     (packages,) = (f for f in found if f["name"] == "Python packages")
     assert packages == {
@@ -38,7 +39,7 @@ def test_without_a_package(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_a_compiler(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LIBRARY", None)
+    monkeypatch.setattr(library, "LIBRARY", None)
     monkeypatch.delenv("CKPTFS_PURE_PYTHON", raising=False)
     found = json.loads(ckptfs("doctor", "--json").out)
     (loops,) = (f for f in found if f["name"] == "C loops")

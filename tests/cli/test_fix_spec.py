@@ -24,7 +24,7 @@ import ckptfs as package
 from ckptfs.cli.fix_checkpoint_spec import QUESTION
 from tests.cli.conftest import Result
 from tests.conftest import ROOT
-from tests.formats.legacy_specs import Class, leaf, spec_hex, spec_pickle, tree
+from tests.formats.cerebras.legacy_specs import Class, leaf, spec_hex, spec_pickle, tree
 
 DATA = ROOT / "tests/data/fix_spec"
 CASES: dict[str, Any] = json.loads((DATA / "index.json").read_text())
@@ -356,7 +356,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, ckptfs: Ckptfs) -> None:
     """The limit on a file's size stands for it: it ends the child that writes, and the command says so."""
     path = old_checkpoint(tmp_path / "a.mdl", {"w": np.zeros(300_000)})
     code = (
-        "import resource, signal, sys; from ckptfs.cli import run; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "import resource, signal, sys; from ckptfs.cli.main import run; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)); sys.exit(run(sys.argv[1:]))"
     )
     for line in (["--fix_inplace", "--yes", path], [path]):

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import ckptfs as package
-from ckptfs import mounts
-from ckptfs.cli import COMMANDS
+from ckptfs.cli.main import COMMANDS
 from ckptfs.errors import MountRefused
+from ckptfs.mount import mount_table
 from tests.cli.conftest import WEIGHT, Result, safetensors_bytes
-from tests.conftest import ROOT, Mounter
+from tests.conftest import Mounter
+from tests.paths import FAMILIES
 
 Run = Callable[..., Result]
 
@@ -47,7 +48,7 @@ def test_the_help_page_cuts_nothing_off(ckptfs: Run) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import sys\nfrom ckptfs.cli import run\nrun(['--help'])\nprint(*sys.modules, file=sys.stderr)"
+    code = "import sys\nfrom ckptfs.cli.main import run\nrun(['--help'])\nprint(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0
     assert not {"numpy", "h5py", "rich", "mfusepy", "yaml", "torch"} & set(done.stderr.split())
@@ -137,7 +138,7 @@ def test_folders_that_hold_something_else(ckptfs: Run, tmp_path: Path) -> None:
 
 
 def test_a_format_that_no_way_leads_to(ckptfs: Run, tmp_path: Path) -> None:
-    golden = ROOT / "tests/golden/llama/cs2hf-gqa-fp32"
+    golden = FAMILIES / "llama/cs2hf-gqa-fp32"
     how = ("--model", "llama", "--config", golden / "cs.yaml", "--src-fmt", "cs-2.10", "--tgt-fmt", "cs-1.6")
     for line in (("info", golden / "cs.mdl"), ("convert", golden / "cs.mdl", "--output-dir", tmp_path)):
         found = ckptfs(*line, *how)
@@ -153,16 +154,16 @@ def test_the_mount_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     helper = tmp_path / "fusermount3"
     helper.write_text('#!/bin/sh\necho "$0: entry for /data/c not found in /etc/mtab" >&2\nexit 1\n')
     helper.chmod(0o755)
-    monkeypatch.setattr(mounts, "mount_at", lambda path: mounts.Mount(path, mounts.FSTYPE, 0))
-    monkeypatch.setattr(mounts, "find_fusermount", lambda: str(helper))
+    monkeypatch.setattr(mount_table, "mount_at", lambda path: mount_table.Mount(path, mount_table.FSTYPE, 0))
+    monkeypatch.setattr(mount_table, "find_fusermount", lambda: str(helper))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MountRefused, match="another user"):
-        mounts.unmount("/data/c")
+        mount_table.unmount("/data/c")
 
 
 @pytest.mark.fuse
 def test_nothing_is_written_into_a_mount(ckptfs: Run, mounter: Mounter) -> None:
-    shutil.copytree(ROOT / "tests/golden/llama/cs2hf-gqa-fp32/hf", mounter.folder / "model")
+    shutil.copytree(FAMILIES / "llama/cs2hf-gqa-fp32/hf", mounter.folder / "model")
     mnt = mounter.mountpoint("mnt")
     assert mounter.ckptfs("mount", mounter.folder / "model", mnt).returncode == 0
     found = ckptfs("convert", mnt / "cs/checkpoint.mdl", "--tgt-fmt", "hf", "--config", mnt / "cs/params.yaml")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptfs.mappings import registry
+from ckptfs.conversion import registry
 from tests.cli.conftest import BIAS, WEIGHT, Result, safetensors_bytes
 
 Run = Callable[..., Result]

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 import ckptfs
-from ckptfs.cli import run as command
+from ckptfs.cli.main import run as command
 from tests.cli.recorded import laid_out, lasting, models, unlike_model
-from tests.golden.cases import config_differences
-from tests.others.cases import Run, corrected, runs
-from tests.others.test_hf import reached_here
-from tests.others.test_upgrades import RIGHT_HERE, entries, recorded, unlike
+from tests.recorded.cases import Run, corrected, runs
+from tests.recorded.decoder_cases import config_differences
+from tests.recorded.test_hf import reached_here
+from tests.recorded.test_releases import RIGHT_HERE, entries, recorded, unlike
 
 LEFT_OVER = "tmp"
 """A temporary folder of the converter, which stands in one recording."""

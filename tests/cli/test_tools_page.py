@@ -12,14 +12,14 @@ import h5py
 import pytest
 
 import ckptfs as package
-from ckptfs.cli import COMMANDS
+from ckptfs.cli.main import COMMANDS
 from tests.cli.conftest import Result
 from tests.conftest import ROOT
-from tests.golden.cases import HERE
+from tests.paths import FAMILIES
 from tests.test_readme import commands, pattern
 
 PAGE = (ROOT / "docs/TOOLS.md").read_text()
-LLAMA = HERE / "llama/cs2hf-gqa-fp32"
+LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 HEAD = "model.lm_head.weight"
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from ckptfs.cache import TileCache
 from ckptfs.errors import CkptfsError, SourceError, UnknownFormat, UsageError
 from ckptfs.formats.detect import has_hdf5_signature, open_source
-from ckptfs.formats.raw import open_file
-from ckptfs.tensors.read import to_bytes
+from ckptfs.formats.files import open_file
+from ckptfs.tensors.cache import TileCache
+from ckptfs.tensors.ranges import to_bytes
 from tests.formats.samples import n_fds
 
 CACHE = TileCache(1 << 20)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ckptfs.errors import CkptfsError, CorruptHeader
 from ckptfs.formats.safetensors import is_safetensors, open_safetensors
-from ckptfs.tensors.read import read_into, to_bytes
+from ckptfs.tensors.ranges import read_into, to_bytes
 from tests.formats.samples import TORCH_TYPES, bytes_of, n_fds, random_tensor
 
 

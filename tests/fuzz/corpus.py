@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.paths import FAMILIES
+
 Span = tuple[int, int]
 TESTS = Path(__file__).parent.parent
 DATA = TESTS / "data"
@@ -44,14 +46,14 @@ def hdf5_chunked() -> list[bytes]:
 
 @cache
 def safetensors() -> list[bytes]:
-    paths = [DATA / "v05" / "st.safetensors", *sorted((TESTS / "golden").glob("*/*/hf/*.safetensors"))]
+    paths = [DATA / "v05" / "st.safetensors", *sorted(FAMILIES.glob("*/*/hf/*.safetensors"))]
     return [path.read_bytes() for path in paths if path.stat().st_size <= 50_000][:8]
 
 
 @cache
 def shards() -> dict[str, bytes]:
     """Two shards, of different models so that no key stands in both."""
-    gpt2, llama = (sorted((TESTS / "golden" / name).glob("*/hf/*.safetensors"))[0] for name in ("gpt2", "llama"))
+    gpt2, llama = (sorted((FAMILIES / name).glob("*/hf/*.safetensors"))[0] for name in ("gpt2", "llama"))
     return {"a.safetensors": gpt2.read_bytes(), "b.safetensors": llama.read_bytes()}
 
 
@@ -67,7 +69,7 @@ def indexes() -> list[bytes]:
 
 @cache
 def zip_files() -> list[bytes]:
-    paths = [*sorted((DATA / "torch").glob("*.bin")), *sorted((TESTS / "golden").glob("*/*/hf/*.bin"))]
+    paths = [*sorted((DATA / "torch").glob("*.bin")), *sorted(FAMILIES.glob("*/*/hf/*.bin"))]
     found = [path.read_bytes() for path in paths if path.stat().st_size <= MAX_SEED]
     return [data for data in found if data.startswith(b"PK")][:8]
 

@@ -21,23 +21,26 @@ from unittest import mock
 
 import numpy as np
 
-from ckptfs.cache import TileCache
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader
-from ckptfs.formats import h5_child, h5_filters, h5_index
+from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.detect import open_source
-from ckptfs.formats.folder import open_index
-from ckptfs.formats.h5 import open_h5
-from ckptfs.formats.h5_decoder import Decoder
-from ckptfs.formats.raw import OpenFile, open_file
+from ckptfs.formats.files import OpenFile, open_file
+from ckptfs.formats.hdf5 import filters as h5_filters
+from ckptfs.formats.hdf5 import index as h5_index
+from ckptfs.formats.hdf5 import index_worker
+from ckptfs.formats.hdf5.decoder import Decoder
+from ckptfs.formats.huggingface import open_index
 from ckptfs.formats.safetensors import open_safetensors
-from ckptfs.formats.source import Source, Tensor, nbytes
-from ckptfs.formats.torchlegacy import open_torch_legacy
-from ckptfs.formats.torchstate import state_of
-from ckptfs.formats.torchzip import open_torch
-from ckptfs.formats.unpickle import unpickle
-from ckptfs.tensors.read import read_into
-from ckptfs.tree.views import build_tree
-from tests.formats.h5_files import tensors_of
+from ckptfs.formats.source import Source
+from ckptfs.formats.torch.legacy import open_torch_legacy
+from ckptfs.formats.torch.reader import open_torch
+from ckptfs.formats.torch.state import state_of
+from ckptfs.formats.torch.unpickler import unpickle
+from ckptfs.tensors.cache import TileCache
+from ckptfs.tensors.ranges import read_into
+from ckptfs.tensors.tensor import Tensor, nbytes
+from ckptfs.vfs.views import build_tree
+from tests.formats.hdf5.h5_files import tensors_of
 from tests.fuzz import corpus
 from tests.fuzz.hdf5 import chunk_spans, spans_of
 from tests.fuzz.mutate import damage, damage_json, damage_pickle
@@ -89,7 +92,7 @@ def child_in_process() -> Iterator[None]:
     """The indexing child as a function call, without libhdf5, which may crash on such input."""
 
     def ask(file: OpenFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
-        answer = json.loads(json.dumps(h5_child.answer(file.fd, file.path, sys.path, chunks, library)))
+        answer = json.loads(json.dumps(index_worker.answer(file.fd, file.path, sys.path, chunks, library)))
         if early is not None and "file" in answer:
             early(answer["file"])
         return _checked(file, answer)
@@ -102,7 +105,7 @@ def child_in_process() -> Iterator[None]:
 
     with (
         mock.patch.object(h5_index, "_ask", ask),
-        mock.patch.object(h5_child, "_with_library", refuse),
+        mock.patch.object(index_worker, "_with_library", refuse),
         mock.patch.object(Decoder, "chunk", no_decoder),
     ):
         yield
@@ -159,7 +162,7 @@ def _answers() -> list[Any]:
     found = []
     for path in corpus.hdf5_paths():
         file = open_file(path)
-        answer = h5_child.answer(file.fd, file.path, sys.path, None, False)
+        answer = index_worker.answer(file.fd, file.path, sys.path, None, False)
         os.close(file.fd)
         if "error" not in answer:
             found.append((path.name, json.loads(json.dumps(answer))))

@@ -14,12 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
-from ckptfs.cache import TileCache
 from ckptfs.errors import CorruptChunk, CorruptHeader
-from ckptfs.formats.h5_spec import parse_spec
-from ckptfs.formats.raw import open_file, read_json
-from ckptfs.formats.source import Tensor
-from tests.formats.h5_files import LEAF, node, scalar, spec_text, tensors_of, write_checkpoint
+from ckptfs.formats.cerebras.spec import parse_spec
+from ckptfs.formats.files import open_file, read_json
+from ckptfs.tensors.cache import TileCache
+from ckptfs.tensors.tensor import Tensor
+from tests.formats.hdf5.h5_files import LEAF, node, scalar, spec_text, tensors_of, write_checkpoint
 from tests.fuzz.corpus import DATA, zipped
 from tests.fuzz.runner import run_file
 
@@ -155,7 +155,7 @@ def test_dicts_of_keys_that_are_none(keys: object) -> None:
 
 @pytest.mark.parametrize("field", [{"dtypes": []}, {"dtypes": [[]]}, {"dtype": [], "shape": [2], "fill_value": 1}])
 def test_dtypes_without_a_name(tmp_path: Path, field: dict[str, Any]) -> None:
-    from ckptfs.formats.h5 import open_h5
+    from ckptfs.formats.cerebras.reader import open_h5
 
     kind = "DeferredFullTensor" if "shape" in field else "TorchTensorSerializer"
     arrays = {"w": np.zeros(3, "f4")}
@@ -172,7 +172,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset(b"w\xff", data=1.0).attrs["__H5_TYPE__"] = "ScalarH5Type"
         file.create_dataset("n", data=2.0).attrs["__H5_TYPE__"] = "ScalarH5Type"
-    from ckptfs.formats.h5 import open_h5
+    from ckptfs.formats.cerebras.reader import open_h5
 
     source = open_h5(path, TileCache())
     assert {key: item.value for key, item in source.items.items()} == {"n": 2.0}

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptfs.daemon import mount_in_background
-from ckptfs.fuse import MountOptions
-from ckptfs.tree.node import Entry, Folder, Leaf, Tree
+from ckptfs.mount.daemon import mount_in_background
+from ckptfs.mount.fuse import MountOptions
+from ckptfs.vfs.tree import Entry, Folder, Leaf, Tree
 
 SECONDS = 0.003
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import ckptfs.fuse
-from ckptfs.cli import run
+import ckptfs.mount.fuse
+from ckptfs.cli.main import run
 from tests.conftest import ROOT
 
-LEFT_OUT = ("ckptfs.__main__", "ckptfs._native", "ckptfs.formats.h5_child_decode")
+LEFT_OUT = ("ckptfs.__main__", "ckptfs._native", "ckptfs.formats.hdf5.decode_worker")
 """The daemon never has h5py, so it is not imported here either."""
 Ended = tuple[int, str, str]
 Command = Callable[..., Ended]
@@ -49,7 +49,7 @@ def serve() -> None:
     for module in pkgutil.walk_packages(ckptfs.__path__, "ckptfs."):
         if module.name not in LEFT_OUT:
             importlib.import_module(module.name)
-    ckptfs.fuse.load_binding()
+    ckptfs.mount.fuse.load_binding()
     for line in sys.stdin:
         print(json.dumps(forked(*json.loads(line))), flush=True)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
-from ckptfs.daemon import mount_in_background, mount_in_foreground
 from ckptfs.errors import CkptfsError
-from ckptfs.fuse import MountOptions
-from ckptfs.mounts import check_mountpoint
+from ckptfs.mount.daemon import mount_in_background, mount_in_foreground
+from ckptfs.mount.fuse import MountOptions
+from ckptfs.mount.mount_table import check_mountpoint
 from tests.mount.trees import SOURCE_NBYTES, tree
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import CKPTFS, Mounter
+from tests.paths import FAMILIES
 
 pytestmark = pytest.mark.fuse
 
-GOLDEN = Path(__file__).parent.parent / "golden/llama/cs2hf-gqa-fp32"
+GOLDEN = FAMILIES / "llama/cs2hf-gqa-fp32"
 KEY = "model.transformer_decoder.layers.1.ffn.ffn.1.linear_layer.weight"
 NPY = f"tensors/{KEY.replace('.', '/')}.npy"
 MODEL = ("--model", "llama", "--config", GOLDEN / "cs.yaml")

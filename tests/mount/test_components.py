@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckptfs
-from ckptfs.convert import outputs, write_outputs
+from ckptfs.tools.export import outputs, write_outputs
 from tests.conftest import Mounter, run_module
 from tests.mount.component_models import MODELS
 from tests.mount.test_transformers import transformers_major

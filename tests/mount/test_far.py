@@ -14,22 +14,22 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from ckptfs import ahead, native
-from ckptfs.ahead import USUAL_STEP, hint, step_of
-from ckptfs.formats.h5_chunks import ChunkedTensor
-from ckptfs.formats.h5_index import read_index
-from ckptfs.formats.source import Tensor
-from ckptfs.layouts.extent import file_of
-from ckptfs.layouts.reader import Reader
-from ckptfs.tensors.expr import RowJoin, RowOrder, RowSlice
-from ckptfs.tensors.read import to_bytes
-from ckptfs.tensors.transposed import Transposed
+from ckptfs.formats.extents import file_of
+from ckptfs.formats.hdf5.chunked import ChunkedTensor
+from ckptfs.formats.hdf5.index import read_index
+from ckptfs.mount.open_file import Reader
+from ckptfs.native import library, prefetch
+from ckptfs.native.prefetch import USUAL_STEP, hint, step_of
+from ckptfs.tensors.ranges import to_bytes
+from ckptfs.tensors.tensor import Tensor
+from ckptfs.tensors.transpose import Transposed
+from ckptfs.tensors.views import RowJoin, RowOrder, RowSlice
 from tests.conftest import Mounter
-from tests.formats import test_h5_blocks as h5
-from tests.formats.h5_files import tensors_of
+from tests.formats.hdf5 import test_chunked as h5
+from tests.formats.hdf5.h5_files import tensors_of
 from tests.mount import far
 
-in_c = pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+in_c = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C compiler")
 READ_AHEAD = 1 << 20
 STEP = 256 << 10
 MATRIX = h5.noise((12288, 1024), "<i2")
@@ -64,7 +64,7 @@ def away(folder: Path, mounter: Mounter) -> Far:
         log = mounter.folder / "log"
         done = mounter.run("-m", "tests.mount.far", folder, mounter.mountpoint(), log, read_ahead)
         assert done.returncode == 0, done.stderr
-        ahead._step.cache_clear()  # a mount gets the device number of the last one
+        prefetch._step.cache_clear()  # a mount gets the device number of the last one
         return mounter.mountpoint() / name, log
 
     return mount
@@ -122,10 +122,10 @@ def test_rows_of_chunks_are_asked_for_before_a_sequential_reader_wants_them(fold
 
 @in_c
 def test_a_source_that_takes_large_requests_is_asked_for_several_of_them_ahead(folder: Path, away: Far) -> None:
-    assert native.LIBRARY is not None
+    assert library.LIBRARY is not None
     path, log = away("matrices.h5", 4 << 20)
     with tensors_of(path) as found:
-        native.LIBRARY.ckptfs_waited(0)  # as often as this thread ever did: what it reads is taken for far away
+        library.LIBRARY.ckptfs_waited(0)  # as often as this thread ever did: what it reads is taken for far away
         assert read(found["stored"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
     eleven_mib, twenty_mib = offset_of(folder, 22 * 256, 0), offset_of(folder, 40 * 256, 0)
     assert soon(lambda: asked_between(log, eleven_mib, twenty_mib) > (twenty_mib - eleven_mib) * 3 // 4)
@@ -205,7 +205,7 @@ def test_any_bytes_are_the_same(away: Far, name: str, turned: bool) -> None:
     path, _ = away("matrices.h5")
     with tensors_of(path) as found, ThreadPoolExecutor(3) as pool:
         file = file_of([Transposed(found[name]) if turned else found[name]])
-        reader = file if native.LIBRARY is None else Reader(file)
+        reader = file if library.LIBRARY is None else Reader(file)
 
         def is_same(span: tuple[int, int]) -> bool:
             out = bytearray(span[1])

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounter
+from tests.paths import FAMILIES
 
 pytestmark = pytest.mark.fuse
 
-GOLDEN = Path(__file__).parent.parent / "golden/llama/cs2hf-gqa-fp32"
+GOLDEN = FAMILIES / "llama/cs2hf-gqa-fp32"
 MODEL = ("--model", "llama", "--config", GOLDEN / "cs.yaml")
 WEIGHTS = (GOLDEN / "hf/model-00001-of-00001.safetensors").read_bytes()
 """What the original converter made of the checkpoint; hf/model.safetensors of the mount has the same bytes."""

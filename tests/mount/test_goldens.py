@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 import ckptfs
 from tests.conftest import Mounter
-from tests.golden.cases import HERE, Case, cases, config_differences, differences, refusals
 from tests.mount.forks import Command
+from tests.paths import FAMILIES
+from tests.recorded.decoder_cases import Case, cases, config_differences, differences, refusals
 
 pytestmark = pytest.mark.fuse
 
@@ -46,7 +47,7 @@ def test_recorded_conversion(case: Case, mounter: Mounter, command: Command) -> 
     assert differences(tensors_in(hf), expected["tensors"]) == []
     config = json.loads((hf / "config.json").read_text())
     assert config["architectures"]
-    recorded = expected.get("config") or json.loads((HERE / "gpt2/cs2hf-bf16/hf/config.json").read_text())
+    recorded = expected.get("config") or json.loads((FAMILIES / "gpt2/cs2hf-bf16/hf/config.json").read_text())
     assert config_differences(config, recorded) == []
     if shards:
         index = json.loads((hf / "model.safetensors.index.json").read_text())
@@ -88,7 +89,7 @@ def test_recorded_conversion_to_cerebras(case: Case, mounter: Mounter, command: 
     ids=lambda x: x if isinstance(x, str) else x["gist"][:40],
 )
 def test_refused_config(family: str, entry: dict[str, Any], mounter: Mounter) -> None:
-    base = HERE / family / entry["base_config"]
+    base = FAMILIES / family / entry["base_config"]
     config = yaml.safe_load(base.read_text())
     for field, value in entry["delta"].items():
         config["model"] = {k: v for k, v in config["model"].items() if k != field}
@@ -115,7 +116,7 @@ def test_refused_config(family: str, entry: dict[str, Any], mounter: Mounter) ->
 def test_the_checkpoint_alone_is_enough_where_it_tells_its_family(mounter: Mounter) -> None:
     """No ``__metadata__`` in the recorded files, so there is no model folder, and the mount says how to get one."""
     mnt = mounter.mountpoint()
-    done = mounter.ckptfs("mount", HERE / "llama/cs2hf-gqa-fp32/cs.mdl", mnt)
+    done = mounter.ckptfs("mount", FAMILIES / "llama/cs2hf-gqa-fp32/cs.mdl", mnt)
     assert done.returncode == 0, done.stderr
     assert "--model" in done.stdout
     assert "--config" in done.stdout

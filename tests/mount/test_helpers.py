@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ckptfs import native
-from ckptfs.fuse import MountOptions, is_led
-from ckptfs.stats import Stats
+from ckptfs.mount.fuse import MountOptions, is_led
+from ckptfs.mount.stats import Stats
+from ckptfs.native import library
 from tests.conftest import Mounter
 from tests.mount.test_reading import check_many_readers
 from tests.mount.trees import BIG, N_MANY, TEXT
 
 pytestmark = pytest.mark.fuse
 
-in_c = pytest.mark.skipif(native.LIBRARY is None, reason="installed without a C compiler")
+in_c = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C compiler")
 
 
 @pytest.fixture(params=[1, 2], ids=["one processor", "two processors"])

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.conftest import Mounter
-from tests.golden.cases import HERE
+from tests.paths import FAMILIES
 
 pytestmark = pytest.mark.fuse
 
@@ -37,15 +37,17 @@ def logits(folder: Path) -> bytes:
 def test_same_logits_as_the_model_that_transformers_saved(model: str, name: str, mounter: Mounter) -> None:
     """``hf/`` of the case was saved by transformers, ``cs.mdl`` made of it by the public converter."""
     mnt = mounter.mountpoint()
-    done = mounter.ckptfs("mount", HERE / name / "cs.mdl", mnt, "--model", model, "--config", HERE / name / "cs.yaml")
+    done = mounter.ckptfs(
+        "mount", FAMILIES / name / "cs.mdl", mnt, "--model", model, "--config", FAMILIES / name / "cs.yaml"
+    )
     assert done.returncode == 0, done.stderr
-    original = logits(HERE / name / "hf")
+    original = logits(FAMILIES / name / "hf")
     assert len(original) == 4 * 8 * 37
     assert logits(mnt / "hf") == original
 
 
 def test_numpy_and_safetensors_without_torch(mounter: Mounter) -> None:
-    case = HERE / "llama/cs2hf-gqa-fp32"
+    case = FAMILIES / "llama/cs2hf-gqa-fp32"
     mnt = mounter.mountpoint()
     done = mounter.ckptfs("mount", case / "cs.mdl", mnt, "--model", "llama", "--config", case / "cs.yaml")
     assert done.returncode == 0, done.stderr
@@ -69,7 +71,7 @@ def test_a_checkpoint_that_tells_its_own_family(tmp_path: Path, mounter: Mounter
     torch = pytest.importorskip("torch")
     h5py = pytest.importorskip("h5py")
     del torch
-    case = HERE / "llama/cs2hf-l1-bf16"
+    case = FAMILIES / "llama/cs2hf-l1-bf16"
     target = tmp_path / "checkpoint_7.mdl"
     target.write_bytes((case / "cs.mdl").read_bytes())
     params = yaml.safe_load((case / "cs.yaml").read_text())

@@ -16,8 +16,8 @@ import ckptfs
 from tests.cli.recorded import laid_out, lasting, models, unlike_model
 from tests.conftest import Mounter
 from tests.mount.forks import Command
-from tests.others.cases import Run, runs
-from tests.others.test_upgrades import entries, recorded, unlike
+from tests.recorded.cases import Run, runs
+from tests.recorded.test_releases import entries, recorded, unlike
 
 pytestmark = pytest.mark.fuse
 

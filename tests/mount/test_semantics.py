@@ -30,6 +30,7 @@ from tests.mount.calls import FAILS, WORKS, close_all
 from tests.mount.semantics import ELSEWHERE, PAGE, code, table
 from tests.mount.test_faults import GOLDEN, MODEL
 from tests.mount.test_read_only import CHANGES
+from tests.paths import FAMILIES
 
 pytestmark = pytest.mark.fuse
 
@@ -66,7 +67,7 @@ def bare(shared_mounter: Mounter) -> Path:
 def model(shared_mounter: Mounter) -> Path:
     """A Hugging Face model, mounted."""
     path = shared_mounter.mountpoint("model")
-    assert shared_mounter.ckptfs("mount", ROOT / "tests/golden/llama/hf2cs-gqa-bf16/hf", path).returncode == 0
+    assert shared_mounter.ckptfs("mount", FAMILIES / "llama/hf2cs-gqa-bf16/hf", path).returncode == 0
     return path
 
 
@@ -96,7 +97,7 @@ def test_the_page_says_why_there_is_no_model(bare: Path) -> None:
 
 def test_two_mounts_are_the_same(model: Path, mounter: Mounter) -> None:
     other = mounter.mountpoint()
-    assert mounter.ckptfs("mount", ROOT / "tests/golden/llama/hf2cs-gqa-bf16/hf", other).returncode == 0
+    assert mounter.ckptfs("mount", FAMILIES / "llama/hf2cs-gqa-bf16/hf", other).returncode == 0
     files = [p.relative_to(model) for p in model.rglob("*") if p.is_file()]
     assert {"cs", "raw", "tensors", "torch"} <= {p.parts[0] for p in files}
     assert [p for p in files if (model / p).read_bytes() != (other / p).read_bytes()] == []
@@ -322,7 +323,7 @@ def test_a_link_out_of_the_folder_is_not_followed(mounter: Mounter) -> None:
 
 
 def test_made_heads_are_the_documented_stream() -> None:
-    folder = ROOT / "tests/golden/gpt2/hf2cs-headless-tied-bf16/hf"
+    folder = FAMILIES / "gpt2/hf2cs-headless-tied-bf16/hf"
     config = {**json.loads((folder / "config.json").read_text()), "tie_word_embeddings": False}
     head = ckptfs.view(folder, "cs-2.9", model="gpt2-headless", config=config)["lm_head.weight"]
     text = PAGE[PAGE.index("The samples of a made head") :]

@@ -16,9 +16,9 @@ import h5py
 import numpy as np
 import pytest
 
-from ckptfs.stats import FILE_NBYTES
+from ckptfs.mount.stats import FILE_NBYTES
 from tests.conftest import Mounter
-from tests.formats.h5_files import write_checkpoint
+from tests.formats.hdf5.h5_files import write_checkpoint
 from tests.mount.semantics import table
 from tests.mount.test_faults import GOLDEN, MODEL
 from tests.mount.test_life import wait_for

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ckptfs.errors import UsageError
-from ckptfs.tree import tokenizer
+from ckptfs.vfs import tokenizer
 from tests.conftest import Mounter
-from tests.golden.cases import HERE
+from tests.paths import FAMILIES
 
-LLAMA = HERE / "llama/cs2hf-gqa-fp32"
+LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 VIEW = ("--model", "llama", "--config", LLAMA / "cs.yaml")
 
 MAKE = """
@@ -87,7 +87,7 @@ def test_the_models_own_files_stay(mounter: Mounter) -> None:
 
 @pytest.mark.fuse
 def test_a_cerebras_target_has_no_place_for_it(mounter: Mounter) -> None:
-    source = HERE / "gpt2/hf2cs-untied-fp32/hf"
+    source = FAMILIES / "gpt2/hf2cs-untied-fp32/hf"
     done = mounter.ckptfs("mount", source, mounter.mountpoint(), "--tgt-fmt", "cs-2.9", "--tokenizer", source)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--tokenizer" in done.stderr

@@ -16,8 +16,8 @@ import torch
 
 import ckptfs
 from tests.conftest import Mounter
-from tests.golden.cases import HERE
 from tests.mount.test_loaders import logits
+from tests.paths import FAMILIES
 from tests.torch_states import DATA, bits, check_state, recorded
 
 pytestmark = pytest.mark.fuse
@@ -69,13 +69,15 @@ def test_copies_pass_every_check(trainer: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "name"), [("gpt2", "gpt2/cs2hf-tied-fp32"), ("llama", "llama/cs2hf-gqa-fp32")])
 def test_transformers_loads_hf_bin(model: str, name: str, mounter: Mounter) -> None:
     mnt = mounter.mountpoint()
-    done = mounter.ckptfs("mount", HERE / name / "cs.mdl", mnt, "--model", model, "--config", HERE / name / "cs.yaml")
+    done = mounter.ckptfs(
+        "mount", FAMILIES / name / "cs.mdl", mnt, "--model", model, "--config", FAMILIES / name / "cs.yaml"
+    )
     assert done.returncode == 0, done.stderr
     assert logits(mnt / "hf-bin") == logits(mnt / "hf")
 
 
 def test_hf_bin_in_shards(mounter: Mounter) -> None:
-    case = HERE / "llama/cs2hf-gqa-fp32"
+    case = FAMILIES / "llama/cs2hf-gqa-fp32"
     mnt = mounter.mountpoint()
     options = ("--model", "llama", "--config", case / "cs.yaml", "--shard-size", "20KB")
     assert mounter.ckptfs("mount", case / "cs.mdl", mnt, *options).returncode == 0

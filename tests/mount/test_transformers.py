@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import ckptfs
-from ckptfs.convert import outputs, write_outputs
-from ckptfs.mappings.registry import FAMILIES
+from ckptfs.conversion.registry import FAMILIES
+from ckptfs.tools.export import outputs, write_outputs
 from tests.conftest import Mounter, run_module
 from tests.mount import component_models, special_models
 from tests.mount.forks import Command

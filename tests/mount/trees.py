@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.source import Words
-from ckptfs.layouts.extent import File, file_of
-from ckptfs.tree.node import Entry, Folder, Leaf, Link, Tree
+from ckptfs.formats.extents import File, file_of
+from ckptfs.tensors.tensor import Words
+from ckptfs.vfs.tree import Entry, Folder, Leaf, Link, Tree
 from tests.factories import ArrayTensor
 
 MTIME_NS = 1_700_000_000_123_456_789

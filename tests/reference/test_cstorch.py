@@ -18,10 +18,11 @@ import pytest
 import torch
 
 import ckptfs
+from tests.paths import DATA
 
 PYTHON = os.environ.get("CKPTFS_CSTORCH_PYTHON", "")
 SCRIPT = Path(__file__).parent / "cstorch_describe.py"
-V05 = Path(__file__).parent.parent / "data" / "v05"
+V05 = DATA / "v05"
 REWRITTEN = ("dtypes", "empty", "keys", "scalars", "shapes", "tied", "toplevel_list", "toplevel_tuple", "trainer_like")
 
 pytestmark = [

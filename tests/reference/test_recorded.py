@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ckptfs.cli import run as command
+from ckptfs.cli.main import run as command
 from tests.cli.recorded import laid_out, lasting
-from tests.golden.cases import Case, cases
-from tests.others.cases import Run, runs
-from tests.others.test_upgrades import flat, recorded
+from tests.recorded.cases import Run, runs
+from tests.recorded.decoder_cases import Case, cases
+from tests.recorded.test_releases import flat, recorded
 from tests.reference.test_cstorch import PYTHON, loaded
 
 pytestmark = [

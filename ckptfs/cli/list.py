@@ -1,0 +1,30 @@
+"""``ckptfs list``"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from ckptfs.cli.options import json_option
+from ckptfs.cli.output import print_columns, print_json
+
+
+@click.command("list")
+@click.argument("model", required=False)
+@json_option
+def command(model: str | None, as_json: bool) -> None:
+    """List model families and their formats.
+
+    The formats of one model convert into each other. With MODEL that one only; with --json also its tables.
+    """
+    from ckptfs.conversion import registry
+
+    if as_json:
+        print_json(registry.describe(model) if model else [asdict(entry) for entry in registry.entries()])
+        return
+    rows: dict[str, tuple[str, ...]] = {}
+    for entry in registry.entries(model):  # the first of a model has all of its formats
+        formats = ", ".join(dict.fromkeys((entry.source, entry.target)))
+        rows.setdefault(entry.model, (entry.model, formats, entry.architecture, entry.notes))
+    print_columns([("MODEL", "FORMATS", "ARCHITECTURE", "NOTES"), *rows.values()])

@@ -1,0 +1,139 @@
+"""BTLM and Jais: GPT-2 with ALiBi, gated feed-forward and muP of their own, releases 2.1 and later.
+
+Both Hugging Face models know muP, so it is never folded into the weights: it lives in the config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.families import gpt2
+from ckptfs.conversion.families.decoder import MADE_HEAD, OLD_SLOPES, SLOPES, no_numbers
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.ops import Transpose
+from ckptfs.conversion.rules import Rule, Table, hf_only, making_cs, same, under
+
+LAYER = [
+    *(replace(rule, hf_makes=()) for rule in gpt2.LAYER),
+    same("mlp.c_fc2.{p}", "ffn.ffn.0.linear_layer_for_glu.{p}", Transpose()),
+    *hf_only("attn.bias", "attn.masked_bias"),
+]
+
+
+def body(prefix: str, embedding: Rule) -> list[Rule]:
+    """GPT-2's, with the slopes as a tensor on both sides."""
+    slopes = under(prefix, "", [same("relative_pe.slopes", SLOPES, cs_also=[OLD_SLOPES])])
+    return [*gpt2.body(prefix, embedding, LAYER), *slopes]
+
+
+TENSORS = Table((*body("transformer.", gpt2.EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
+HEADLESS = Table(tuple(body("", making_cs(gpt2.EMBEDDING, MADE_HEAD, last=True))))
+
+
+def scale_to_cs(fields: Fields) -> Config:
+    width = fields["mup_width_scale"]
+    alpha = fields.get("mup_output_alpha")
+    return {"decoder_kernel": width, **({} if alpha is None else {"output_logits_scale": alpha * width})}
+
+
+def scale_to_hf(fields: Fields) -> Config:
+    width = fields["decoder_kernel"]
+    return {"mup_output_alpha": fields["output_logits_scale"] / width, "mup_width_scale": width}
+
+
+def alibi_to_cs(fields: Fields) -> Config:
+    scaling = fields["alibi_scaling"]
+    if scaling is not None and ("train_seq_len" in scaling or "factor" not in scaling):
+        fields.refuse("alibi_scaling", "only null or a fixed factor can be converted")
+    return {"pos_scaling_factor": 1.0 if scaling is None else scaling["factor"]}
+
+
+def alibi_to_hf(fields: Fields) -> Config:
+    factor = fields["pos_scaling_factor"]
+    return {"alibi_scaling": None if factor == 1.0 else {"type": "linear", "factor": factor}}
+
+
+def auto_map(repository: str, classes: dict[str, str]) -> dict[str, str]:
+    """Where transformers finds the model's own code."""
+    return {auto: f"{repository}--{name}" for auto, name in classes.items()}
+
+
+NAMES = {
+    **gpt2.CONFIG.names,
+    "scale_attn_by_inverse_layer_idx": "scale_qk_dot_by_layer_idx",
+    "mup_scale_qk_dot_by_d": "scale_qk_dot_by_d",
+    "mup_embeddings_scale": "embeddings_scale",
+    "position_embedding_type": "position_embedding_type",
+}
+CS_MUST = {k: v for k, v in gpt2.CONFIG.cs.must.items() if k != "position_embedding_type"}
+CONFIG = ConfigTable(
+    names=NAMES,
+    lenses=(
+        gpt2.ATTENTION,
+        Lens(("mup_width_scale",), ("output_logits_scale",), scale_to_cs, scale_to_hf),
+        Lens(("alibi_scaling",), ("pos_scaling_factor",), alibi_to_cs, alibi_to_hf),
+    ),
+    hf=SideTable(
+        must={"model_type": "btlm", "reorder_and_upcast_attn": False},
+        fill={"tie_word_embeddings": True, "mup_width_scale": 1.0, "alibi_scaling": None},
+        add={
+            "model_type": "btlm",
+            "use_cache": True,
+            "auto_map": auto_map(
+                "cerebras/btlm-3b-8k-base",
+                {
+                    "AutoConfig": "configuration_btlm.BTLMConfig",
+                    "AutoModel": "modeling_btlm.BTLMModel",
+                    "AutoModelForCausalLM": "modeling_btlm.BTLMLMHeadModel",
+                },
+            ),
+        },
+        prepare=(gpt2.inner,),
+    ),
+    cs=SideTable(
+        must=CS_MUST,
+        fill={"share_embedding_weights": True, "decoder_kernel": 1.0, "pos_scaling_factor": 1.0},
+        add={"use_bias_in_output": False},
+        prepare=(gpt2.dropouts,),
+    ),
+    outside={"decoder_kernel": ("optimizer", "adjust_learning_rate", "decoder_kernel")},
+)
+JAIS = "inceptionai/jais-30b-v3"
+JAIS_CLASSES = {
+    "AutoConfig": "configuration_jais.JAISConfig",
+    "AutoModel": "modeling_jais.JAISModel",
+    "AutoModelForCausalLM": "modeling_jais.JAISLMHeadModel",
+    "AutoModelForQuestionAnswering": "modeling_jais.JAISForQuestionAnswering",
+    "AutoModelForSequenceClassification": "modeling_jais.JAISForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_jais.JAISForTokenClassification",
+}
+JAIS_CONFIG = replace(
+    CONFIG,
+    hf=replace(
+        CONFIG.hf,
+        must={"model_type": "jais", "reorder_and_upcast_attn": False},
+        add={
+            "model_type": "jais",
+            "_name_or_path": JAIS,
+            "architectures": ["JAISLMHeadModel"],
+            "use_cache": True,
+            "auto_map": auto_map(JAIS, JAIS_CLASSES),
+        },
+    ),
+    # The converter keeps only the product of mup_output_alpha and mup_width_scale: the kernel's rate stays 1.
+    outside={"decoder_kernel": ()},
+)
+
+NOTES = "transformers loads it with the model's own code only"
+BTLM = Family("btlm", TENSORS, CONFIG, no_numbers, "btlm", "btlm", "BTLMLMHeadModel", mup="own", notes=NOTES)
+BTLM_HEADLESS = replace(BTLM, name="btlm-headless", table=HEADLESS, architecture="BTLMModel")
+JAIS_FAMILY = replace(
+    BTLM,
+    name="jais",
+    config=JAIS_CONFIG,
+    cs_name="jais",
+    hf_type="jais",
+    architecture="JAISLMHeadModel",
+    notes=f"{NOTES}; mup_width_scale is lost on the way to Cerebras",
+)

@@ -1,0 +1,90 @@
+"""DPO, preference training: a Hugging Face decoder <-> its policy and reference model in one Cerebras checkpoint.
+
+The formats ``cs-2.1-dpo`` and later. Which decoder it is stands in the config: ``model_type`` there, ``model_name``
+here. Its Cerebras keys stand under ``policy_model.model.`` and a second time, after all of these, under
+``ref_model.model.``; on the way back the reference model is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptfs.conversion.config import ConfigTable
+from ckptfs.conversion.families.bloom import BLOOM
+from ckptfs.conversion.families.falcon import FALCON
+from ckptfs.conversion.families.gpt2 import GPT2
+from ckptfs.conversion.families.gpt_neox import GPT_NEOX
+from ckptfs.conversion.families.gptj import GPTJ
+from ckptfs.conversion.families.llama import LLAMA
+from ckptfs.conversion.families.mistral import MISTRAL
+from ckptfs.conversion.families.mpt import MPT
+from ckptfs.conversion.families.santacoder import SANTACODER
+from ckptfs.conversion.families.starcoder import STARCODER
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.folding import mup
+from ckptfs.conversion.rules import Extra, Make, Rule, Side, Table, copy, cs_only, under
+from ckptfs.errors import MissingField, UnsupportedValue
+
+POLICY = "policy_model.model."
+REFERENCE = "ref_model.model."
+DECODERS = (BLOOM, FALCON, GPT2, GPTJ, GPT_NEOX, LLAMA, MISTRAL, MPT, SANTACODER, STARCODER)
+MODELS = {family.name: family for family in DECODERS}
+TRAINING = {"beta": 0.1, "reference_free": False}
+"""The section ``dpo`` that the converter writes."""
+
+
+def twice(rule: Rule) -> Rule:
+    """*rule*, with its Cerebras keys under `POLICY`, which writes all of them under `REFERENCE` as well."""
+    (policy,) = under("", POLICY, [rule])
+    copies = [Extra(key.prefixed(REFERENCE), reference(copy), last=2, of=i) for i, key in enumerate(rule.cs)]
+    made = [Extra(e.template.prefixed(REFERENCE), reference(e.make), e.last + 2, e.there, e.of) for e in rule.cs_makes]
+    return replace(policy, cs_makes=(*policy.cs_makes, *copies, *made))
+
+
+def reference(make: Make) -> Make:
+    """What *make* makes, for the reference model, whose tensors never stand in for the policy's."""
+    return lambda context, tensor: make(context, tensor)
+
+
+def config_of(decoder: str, table: ConfigTable) -> ConfigTable:
+    """*table*, with the fields that tell the decoder and how it is trained."""
+    cs = table.cs
+    must = {**cs.must, "model_name": decoder}
+    add = {**cs.add, "model_name": decoder, "dpo": TRAINING}
+    return replace(table, cs=replace(cs, must=must, add=add))
+
+
+def dpo(decoder: Family) -> Family:
+    """The DPO model of *decoder*. The converter writes the newest config, whichever release is asked for."""
+    return replace(
+        decoder,
+        name="dpo",
+        table=Table((*map(twice, decoder.table.rules), *cs_only(REFERENCE + "{*}"))),
+        config=config_of(decoder.name, decoder.config),
+        flavours=tuple((applies, config_of(decoder.name, table)) for applies, table in decoder.flavours),
+        cs_name="dpo",
+        since=max(decoder.since, (2, 1)),
+        variant="dpo",
+        newest_config=True,
+        mup_since=(0, 0),
+        mup_rules=mup.under(POLICY, decoder.mup_rules),
+        notes=NOTES,
+    )
+
+
+def resolve(config: Mapping[str, Any], side: Side) -> Family:
+    """The DPO model that ``config.json`` or a ``model`` section tells."""
+    field = "model_type" if side == "hf" else "model_name"
+    name = config.get(field)
+    if name is None:
+        raise MissingField("dpo", field, f"it tells the decoder: {', '.join(MODELS)}")
+    found = "gpt-neox" if (side, name) == ("hf", "gpt_neox") else name
+    if not isinstance(found, str) or found not in MODELS:
+        raise UnsupportedValue("dpo", field, name, f"only {', '.join(MODELS)} can be converted")
+    return dpo(MODELS[found])
+
+
+NOTES = "decoder by model_type or model_name; the reference model is a copy of the policy, and left out on the way back"
+DPO = replace(dpo(GPT2), architecture="as the decoder's", resolve=resolve)

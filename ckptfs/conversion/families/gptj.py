@@ -1,0 +1,163 @@
+"""GPT-J and CodeGen: Hugging Face GPTJForCausalLM, CodeGenForCausalLM <-> Cerebras GPTJModel, releases 2.0 and later.
+
+Both sides keep rotary rows in pairs, so GPT-J is renames only. CodeGen packs q, v, k (in this order) in four groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.families import gpt2
+from ckptfs.conversion.families.decoder import MADE_HEAD, final_norm, no_numbers
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.ops import Arrange, Cut, unpack_heads
+from ckptfs.conversion.rules import Rule, Table, hf_only, making_cs, same, split, under
+
+SHARED = [
+    same("ln_1.{p}", "norm1.{p}"),
+    same("attn.out_proj.{p}", "self_attn.proj_output_dense_layer.{p}"),
+    same("mlp.fc_in.{p}", "ffn.ffn.0.linear_layer.{p}"),
+    same("mlp.fc_out.{p}", "ffn.ffn.1.linear_layer.{p}"),
+    *hf_only("attn.bias", "attn.masked_bias"),
+]
+LAYER = [*SHARED, *(same(f"attn.{x}_proj.{{p}}", f"self_attn.proj_{x}_dense_layer.{{p}}") for x in "qkv")]
+QKV = [f"self_attn.proj_{x}_dense_layer.weight" for x in "qkv"]
+CODEGEN_LAYER = [
+    *SHARED,
+    split("attn.qkv_proj.weight", QKV, unpack_heads(4, (1, 1, 1)), Cut((1, 1, 1)), Arrange((0, 2, 1))),
+    *hf_only("attn.causal_mask"),
+]
+EMBEDDING = same("wte.weight", "embedding_layer.word_embeddings.weight")
+
+
+def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
+    """Everything but the head, with the Hugging Face *prefix*."""
+    return under(
+        prefix, "", [embedding, *under("h.{i}.", "transformer_decoder.layers.{i}.", layer), final_norm("ln_f")]
+    )
+
+
+def tables(layer: list[Rule]) -> tuple[Table, Table]:
+    """With and without a head."""
+    head = same("lm_head.{p}", "lm_head.{p}")
+    headless = body("", making_cs(EMBEDDING, MADE_HEAD, last=True), layer)
+    return Table((*body("transformer.", EMBEDDING, layer), head)), Table(tuple(headless))
+
+
+def rotary_to_cs(fields: Fields) -> Config:
+    if fields["rotary"] is not True:
+        fields.refuse("rotary", "only True can be converted")
+    return {"position_embedding_type": "rotary"}
+
+
+def rotary_to_hf(fields: Fields) -> Config:
+    if fields["position_embedding_type"] != "rotary":
+        fields.refuse("position_embedding_type", "only 'rotary' can be converted")
+    return {"rotary": True}
+
+
+def four_heads(name: str) -> Any:
+    """CodeGen's four groups need four heads."""
+
+    def check(fields: Fields) -> Config:
+        if fields.need(name, "q, k and v are packed in four groups of heads") < 4:
+            fields.refuse(name, "it must be at least 4")
+        return {}
+
+    return check
+
+
+NAMES = {**gpt2.CONFIG.names, "resid_pdrop": "residual_dropout_rate"}
+HF_FILL = {
+    "vocab_size": 50400,
+    "n_positions": 2048,
+    "n_embd": 4096,
+    "n_layer": 28,
+    "n_head": 16,
+    "rotary_dim": 64,
+    "activation_function": "gelu_new",
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "tie_word_embeddings": False,
+}
+CS_MUST = {
+    "norm_type": "layernorm",
+    "use_position_embedding": True,
+    "attention_type": "scaled_dot_product",
+    "use_projection_bias_in_attention": False,
+    "use_ffn_bias_in_attention": False,
+    "use_ffn_bias": True,
+    "embedding_layer_norm": False,
+    "fixed_sparse_attention": None,
+    "norm_first": True,
+    "use_ff_layer1_dropout": False,
+    "use_untied_layer_norm": False,
+}
+CS_FILL = {
+    "max_position_embeddings": 1024,
+    "embedding_dropout_rate": 0.1,
+    "share_embedding_weights": True,
+    "residual_dropout_rate": 0.1,
+    "nonlinearity": "gelu",
+    "layer_norm_epsilon": 1e-05,
+    "use_ffn_bias": False,
+    "use_untied_layer_norm": False,
+    "attention_dropout_rate": 0.1,
+    "use_projection_bias_in_attention": True,
+    "use_ffn_bias_in_attention": True,
+    "initializer_range": 0.02,
+    "use_bias_in_output": False,
+    "norm_first": True,
+}
+CS_ADD = {
+    "use_untied_layer_norm": False,
+    "use_ffn_bias_in_attention": False,
+    "use_projection_bias_in_attention": False,
+    "use_ffn_bias": True,
+    "use_bias_in_output": True,
+    "attention_type": "scaled_dot_product",
+}
+CONFIG = ConfigTable(
+    names={**NAMES, "use_bias_in_output": "use_bias_in_output"},
+    lenses=(Lens(("rotary",), ("position_embedding_type",), rotary_to_cs, rotary_to_hf),),
+    hf=SideTable(
+        must={"model_type": "gptj", "scale_attn_weights": True},
+        fill=HF_FILL,
+        add={"model_type": "gptj"},
+        prepare=(gpt2.inner,),
+    ),
+    cs=SideTable(must=CS_MUST, fill=CS_FILL, add=CS_ADD),
+)
+CODEGEN_CONFIG = ConfigTable(
+    names=NAMES,
+    hf=SideTable(
+        must={"model_type": "codegen", "scale_attn_weights": True},
+        fill={**HF_FILL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        add={"model_type": "codegen"},
+        prepare=(gpt2.inner, four_heads("n_head")),
+    ),
+    cs=SideTable(
+        must={**CS_MUST, "position_embedding_type": "rotary", "use_bias_in_output": True},
+        fill=CS_FILL,
+        add=CS_ADD,
+        prepare=(four_heads("num_heads"),),
+    ),
+)
+
+TENSORS, HEADLESS = tables(LAYER)
+GPTJ = Family(
+    "gptj", TENSORS, CONFIG, no_numbers, "gptj", "gptj", "GPTJForCausalLM", (2, 0), mup="fold", mup_since=(2, 3)
+)
+GPTJ_HEADLESS = replace(GPTJ, name="gptj-headless", table=HEADLESS, architecture="GPTJModel")
+CODEGEN_TENSORS, CODEGEN_HEADLESS_TENSORS = tables(CODEGEN_LAYER)
+CODEGEN = Family(
+    "codegen", CODEGEN_TENSORS, CODEGEN_CONFIG, no_numbers, "gptj", "codegen", "CodeGenForCausalLM", (2, 0)
+)
+CODEGEN_HEADLESS = replace(
+    CODEGEN, name="codegen-headless", table=CODEGEN_HEADLESS_TENSORS, architecture="CodeGenModel"
+)

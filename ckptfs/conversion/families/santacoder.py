@@ -1,0 +1,84 @@
+"""SantaCoder: Hugging Face GPT2LMHeadCustomModel, a multi-query GPT-2 <-> Cerebras GPT2LMHeadModel, releases 2.1 on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptfs.conversion.config import ConfigTable, SideTable
+from ckptfs.conversion.families import gpt2
+from ckptfs.conversion.families.decoder import MADE_HEAD, no_numbers
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.ops import Cut, Transpose
+from ckptfs.conversion.rules import Table, making_cs, making_hf, same, split
+
+KV = [f"self_attn.proj_{x}_dense_layer" for x in "kv"]
+PACKED = (Transpose(), Cut((1, 1)))
+LAYER = [
+    *(rule for rule in gpt2.LAYER if len(rule.cs) == 1),
+    same("attn.q_attn.{p}", "self_attn.proj_q_dense_layer.{p}", Transpose()),
+    split("attn.kv_attn.weight", [f"{x}.weight" for x in KV], *PACKED),
+    making_hf(split("attn.kv_attn.bias", [f"{x}.bias" for x in KV], *PACKED), gpt2.MASKS),
+]
+TENSORS = Table((*gpt2.body("transformer.", gpt2.EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
+HEADLESS = Table(tuple(gpt2.body("", making_cs(gpt2.EMBEDDING, MADE_HEAD, last=True), LAYER)))
+
+ATTENTION = {"attention_module": "multiquery_attention", "extra_attention_params": {"num_kv_groups": 1}}
+BIASES = dict.fromkeys(("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias"), True)
+CONFIG = ConfigTable(
+    names={**gpt2.CONFIG.names, "scale_attn_by_inverse_layer_idx": "scale_qk_dot_by_layer_idx"},
+    lenses=gpt2.CONFIG.lenses,
+    hf=SideTable(
+        must={"model_type": "gpt2", "reorder_and_upcast_attn": False, "attention_head_type": "multiquery"},
+        fill={"tie_word_embeddings": True},
+        add={
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadCustomModel"],
+            "attention_head_type": "multiquery",
+            "scale_attn_by_inverse_layer_idx": False,
+            "scale_attn_weight": True,
+            "auto_map": {
+                "AutoConfig": "configuration_gpt2_mq.GPT2CustomConfig",
+                "AutoModelForCausalLM": "modeling_gpt2_mq.GPT2LMHeadCustomModel",
+            },
+            "reorder_and_upcast_attn": False,
+            "summary_activation": None,
+            "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True,
+            "summary_type": "cls_index",
+            "summary_use_proj": True,
+            "torch_dtype": "float32",
+            "transformers_version": "4.24.0",
+            "use_cache": True,
+        },
+        prepare=(gpt2.inner,),
+    ),
+    cs=SideTable(
+        must={**gpt2.CONFIG.cs.must, **ATTENTION},
+        fill={"share_embedding_weights": True},
+        add={
+            "use_bias_in_output": False,
+            "position_embedding_type": "learned",
+            **ATTENTION,
+            **BIASES,
+            "softmax_dtype_fp32": False,
+            "scale_by_layer_index": False,
+            "loss_scaling": "num_tokens",
+        },
+        prepare=(gpt2.dropouts,),
+    ),
+)
+
+SANTACODER = Family(
+    "santacoder",
+    TENSORS,
+    CONFIG,
+    no_numbers,
+    "santacoder",
+    "gpt2",
+    "GPT2LMHeadCustomModel",
+    mup="fold",
+    notes="transformers loads it with the model's own code only",
+)
+SANTACODER_HEADLESS = replace(
+    SANTACODER, name="santacoder-headless", table=HEADLESS, architecture="GPT2CustomModel", mup="config"
+)

@@ -1,0 +1,116 @@
+"""What a model family is: data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from ckptfs.conversion.config import ConfigTable
+from ckptfs.conversion.folding.mup import DECODER, Rules
+from ckptfs.conversion.format_names import CURRENT, Format, Release
+from ckptfs.conversion.rules import Context, Side, Table
+from ckptfs.tensors.tensor import Tensor
+
+Completes: TypeAlias = Callable[[Context, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+def no_files(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """For families with nothing beside weights and configs."""
+    return {}
+
+
+def nothing_more(context: Context, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """For families whose Cerebras tensors all come from the table."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model name. *dims* gives the numbers that ops need, from a filled Cerebras ``model`` section."""
+
+    name: str
+    table: Table
+    config: ConfigTable
+    dims: Callable[[str, Mapping[str, Any]], dict[str, int]]
+    cs_name: str
+    """``model.name`` in Cerebras configs from release 2.4 on."""
+    hf_type: str
+    """``model_type`` in ``config.json``."""
+    architecture: str
+    """The transformers class that loads the result."""
+    since: Release = (2, 1)
+    until: Release = CURRENT
+    variant: str = ""
+    """The variant of the Cerebras formats, such as ``dpo``; empty for the usual layout."""
+    mup: Literal["fold", "config", "refuse", "own"] = "refuse"
+    """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself.
+
+    ``config``: a config alone loses its muP fields, as with the converter, but a checkpoint is refused.
+    """
+    mup_since: Release = (0, 0)
+    """First release whose muP checkpoints can be folded."""
+    mup_rules: Rules = DECODER
+    """Which keys take which multipliers when muP is folded."""
+    flavours: tuple[tuple[Callable[[Mapping[str, Any]], bool], ConfigTable], ...] = ()
+    """Older kinds of ``config.json``, each with what tells it; they are read, and *config* is written."""
+    resolve: Callable[[Mapping[str, Any], Side], Family] | None = None
+    """The family itself, for a name whose table depends on the config (``config.json``, or the ``model`` section)."""
+    newest_config: bool = False
+    """Whether Cerebras configs of all releases are written as the newest one's."""
+    nameless: bool = False
+    """Whether Cerebras configs do without ``model.name``."""
+    cs_prefix: bool = True
+    """Whether Cerebras keys may carry a leading ``model.``."""
+    components: tuple[str, ...] = ()
+    """The folders of a Hugging Face side that is several models; see `ckptfs.conversion.components`."""
+    sections: tuple[str, ...] = ()
+    """Nested parts of the ``model`` section whose fields the tables know, such as ``q_encoder``."""
+    hf_sections: tuple[str, ...] = ()
+    """The same for ``config.json``, such as ``text_config``."""
+    files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = no_files
+    """JSON files beside the configs, by path, for the configs by component."""
+    paths: tuple[str, ...] = ()
+    """Fields of the configs (``folder/field``) that say where another component lies."""
+    completes: Completes = nothing_more
+    """Makes what a Cerebras result lacks as a whole, such as a projector, from the tensors that it has."""
+    older: tuple[Family, ...] = ()
+    """This family in older releases that differ, oldest first; the first that covers a release counts."""
+    notes: str = ""
+    """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
+    alias_of: str = ""
+    """The name of the family that this one is another name of."""
+    cs_marks: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that tell its Cerebras configs from those of another model under the same *cs_name*."""
+    hf_side: bool = True
+    """Whether there is a Hugging Face model; without one, a family is known between Cerebras releases only."""
+
+    def covers(self, cerebras: Format) -> bool:
+        """Whether this layout is the one of that Cerebras format."""
+        release = cerebras.release
+        known = release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
+        return known and self.hf_side
+
+    def at(self, cerebras: Format) -> Family:
+        """This family as that Cerebras format has it."""
+        return next((family for family in self.older if family.covers(cerebras)), self)
+
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of config fields begin with, by component; an empty text for a family of one."""
+        return tuple(f"{folder}/" for folder in self.components) or ("",)
+
+    def of(self, config: Mapping[str, Any], side: Side) -> Family:
+        """This family, or the one that *config* (a ``model`` section, for Cerebras) makes of it."""
+        return self.resolve(config, side) if self.resolve else self
+
+    def hf_config(self, values: Mapping[str, Any]) -> ConfigTable:
+        """The table for this kind of ``config.json``."""
+        return next((table for applies, table in self.flavours if applies(values)), self.config)
+
+    def known(self) -> str:
+        """The formats that are connected, for messages."""
+        return f"hf <-> {self.span()}" if self.hf_side else "between Cerebras releases only, no Hugging Face model"
+
+    def span(self) -> str:
+        """The first and the last Cerebras format that this family holds for."""
+        return f"{Format(self.since, self.variant).name} … {Format(self.until, self.variant).name}"

@@ -1,0 +1,266 @@
+"""From a checkpoint and a family to the same checkpoint in another format: `make_view`.
+
+Reads no tensor data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfs.conversion.apply import convert_tensors
+from ckptfs.conversion.components import by_component, flat, in_one, nest, parts
+from ckptfs.conversion.config import bring_in, filled, put_out
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.folding import lora, mup
+from ckptfs.conversion.format_names import CURRENT, HF, Format
+from ckptfs.conversion.rules import Context, Side
+from ckptfs.conversion.sections import model_section, with_model_section
+from ckptfs.errors import ConfigError, MappingError, MissingField, NoPath
+from ckptfs.formats.source import Item, Source
+from ckptfs.tensors.elementwise import FLOATS, elementwise
+from ckptfs.tensors.tensor import Tensor, n_elements
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A checkpoint as another format shows it."""
+
+    model: str
+    src: str
+    tgt: str
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    """``config.json`` for hf (by component, where there are several); ``{"model": {…}}`` for a Cerebras release."""
+    dropped: tuple[str, ...] = ()
+    """Source keys that have no place in the target."""
+    made: tuple[str, ...] = ()
+    """Target keys that no source key stands for."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know about the result, one line each."""
+    state: Source | None = None
+    """The whole checkpoint, of which *tensors* are the model's; None where the model is all there is."""
+    components: tuple[str, ...] = ()
+    """The folders of a Hugging Face side that is several models; their keys are ``folder/key``."""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """JSON files that belong to the result beside configs, by path."""
+    paths: tuple[str, ...] = ()
+    """Fields of *config* (``folder/field``) that say where another component lies: its name, until that is known."""
+
+
+def make_view(
+    source: Source,
+    family: Family,
+    config: Mapping[str, Any],
+    src: Format,
+    tgt: Format,
+    *,
+    drop_unmatched: bool = False,
+) -> View:
+    """*source* as *tgt*. *config* is the whole source config (``config.json``, or the trainer's YAML).
+
+    Raises `NoPath`, `ConfigError`, `UnmatchedKeys`, `MissingKeys` or `ShapeError`.
+    """
+    family = resolved(family, config, src, tgt)
+    if tgt == HF:
+        return _to_hf(source, family, config, src, drop_unmatched)
+    return _to_cs(source, family, config, tgt, drop_unmatched)
+
+
+def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Format, drop_unmatched: bool) -> View:
+    config, held, warnings = without_lora(family.name, config, model_state(source))
+    model, how = _unfolded(family, config, src)
+    if how and family.mup == "config":
+        raise _no_mup(family)
+    hf, cs = hf_config(family, config, src)
+    state = {_strip(k, family): t for k, t in held.items()}
+    if how:
+        state = mup.fold_tensors(family.name, family.mup_rules, model, how, state)
+    context = Context(family.name, family.dims(family.name, cs), _flat_hf(family, hf), cs)
+    _refuse_gaps(family, source, "cs", context, drop_unmatched)
+    tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
+    if _sideband(config):
+        tensors = {k: elementwise(t, ("nan_to", 0.0)) for k, t in tensors.items()}
+    folders = by_component(family.name, tensors, family.components)
+    for folder, held in folders.items():
+        (hf[folder] if folder else hf).setdefault("torch_dtype", _main_dtype(held.values()))
+    return View(
+        *(family.name, src.name, "hf", in_one(folders), hf, dropped, made, warnings),
+        components=family.components,
+        files=family.files(hf),
+        paths=family.paths,
+    )
+
+
+def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Format, drop_unmatched: bool) -> View:
+    whole = cs_config(family, config, tgt)
+    config = _flat_hf(family, config)
+    hf = family.hf_config(config).source(family.name, config, "hf")
+    cs = filled(flat(whole["model"], family.sections), family.config.cs.fill)
+    context = Context(family.name, family.dims(family.name, cs), hf, cs)
+    _refuse_gaps(family, source, "hf", context, drop_unmatched)
+    tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
+    more = family.completes(context, tensors)
+    return View(
+        *(family.name, "hf", tgt.name, {**tensors, **more}, whole, dropped, (*made, *more)),
+        components=family.components,
+    )
+
+
+def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``config.json`` for a whole Cerebras config of release *src*, and the filled ``model`` section it was made from.
+
+    muP fields are taken out first, or refused.
+    """
+    model, how = _unfolded(family, config, src)
+    if how:
+        model = mup.fold_config(family.name, family.mup_rules, model, how)
+    cs = family.config.source(family.name, model, "cs")
+    hf = family.config.convert(family.name, cs, "hf")
+    for prefix in family.prefixes():
+        _half_precision_to_hf(config, hf, prefix)
+        hf.setdefault(f"{prefix}architectures", [family.architecture])
+    return nest(hf), cs
+
+
+def _unfolded(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], mup.Style | None]:
+    """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
+    model = bring_in(flat(model_section(config), family.sections), config, family.config.outside)
+    styles = [mup.style(family.name, part) for part in parts(model, family.sections) if family.mup != "own"]
+    how = next((style for style in styles if style), None)
+    if how and (family.mup == "refuse" or (src.release or CURRENT) < family.mup_since):
+        raise _no_mup(family)
+    return model, how
+
+
+def _no_mup(family: Family) -> ConfigError:
+    return ConfigError(f"{family.name}: the config has muP fields, which this model cannot fold into weights")
+
+
+def fold_lora(
+    source: Source, config: Mapping[str, Any], *, model: str | None = None
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor], tuple[str, ...]]:
+    """What `without_lora` says, for a checkpoint that has to have adapters and nothing but tensors in its model."""
+    section = model_section(config)
+    name = model or str(section.get("name") or "model")
+    if section.get(lora.FIELD) is None and lora.callback_params(config) is None:
+        raise MissingField(
+            name, lora.FIELD, "there is nothing to fold; give the config that the adapters were made with"
+        )
+    for key, item in model_items(source).items():
+        if item.tensor is None and item.kind != "none":
+            raise MappingError(f"{name}: {key} cannot be written: {item.reason or f'it is a {item.kind} value'}")
+    return without_lora(name, config, model_state(source))
+
+
+def without_lora(
+    model: str, config: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor], tuple[str, ...]]:
+    """A whole Cerebras config and its ``model`` state with LoRA adapters folded in, and warnings; as `lora.fold`."""
+    section = model_section(config)
+    params = lora.callback_params(config)
+    if params is not None:
+        section = {lora.FIELD: params, **section}
+    if not lora.has_lora(section, state):
+        return config, state, ()
+    folded = lora.fold(model, section, state)
+    return with_model_section(lora.without_callback(config), folded.config), folded.tensors, folded.warnings
+
+
+def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[str, Any]:
+    """The whole Cerebras config of release *tgt* for a ``config.json``."""
+    assert tgt.release is not None
+    config = _flat_hf(family, config)
+    table = family.hf_config(config)
+    cs = table.convert(family.name, table.source(family.name, config, "hf"), "cs")
+    halves = [config[f"{prefix}use_bfloat16"] for prefix in family.prefixes() if f"{prefix}use_bfloat16" in config]
+    if tgt.release >= (2, 4) or family.newest_config:
+        cs |= {} if family.nameless or "name" in cs else {"name": family.cs_name}
+    elif (2, 1) <= tgt.release <= (2, 3) and halves:
+        cs.setdefault("fp16_type", "bfloat16" if any(halves) else "float16")
+    return put_out(nest(cs), table.outside)
+
+
+def resolved(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> Family:
+    """*family* as the source config makes it. Raises `NoPath` where it does not connect these formats."""
+    if family.resolve is not None:
+        check_path(family, src, tgt)
+        family = family.of(config if src == HF else model_section(config), "hf" if src == HF else "cs")
+    check_path(family, src, tgt)
+    return family.at(tgt if src == HF else src)
+
+
+def check_path(family: Family, src: Format, tgt: Format) -> None:
+    """`NoPath` unless one of the formats is hf and the family holds for the release of the other."""
+    if (src == HF) == (tgt == HF) or not family.covers(tgt if src == HF else src):
+        raise NoPath(family.name, src.name, tgt.name, family.known())
+
+
+def model_items(source: Source) -> dict[str, Item]:
+    """What the ``model`` state holds, by the keys inside it; everything where there are no states."""
+    states = source.tree.keys if source.tree is not None else None
+    prefix = "model." if states is not None and "model" in states else ""
+    return {k[len(prefix) :]: item for k, item in source.items.items() if k.startswith(prefix)}
+
+
+def model_state(source: Source) -> dict[str, Tensor]:
+    """The tensors among `model_items`."""
+    return {key: item.tensor for key, item in model_items(source).items() if item.tensor is not None}
+
+
+def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, drop_unmatched: bool) -> None:
+    """Refuse a model whose tensors cannot all be shown: loaders would fill the gap with random numbers."""
+    items = {_strip(key, family) if frm == "cs" else key: item for key, item in model_items(source).items()}
+    if drop_unmatched or all(item.tensor is not None for item in items.values()):
+        return
+    held = {key: item.tensor for key, item in items.items() if item.tensor is not None}
+    whole = family.table.completed(frm, held, context)
+    for key, item in items.items():
+        if item.tensor is None:
+            found = family.table.claim(frm, key, context)
+            if item.kind == "none" and (found is None or key in whole):
+                continue  # a name without a tensor, as old GPT-J checkpoints have, or one that has a second copy
+            if found is None or (found[0].index is not None and found[0].rule.side("hf" if frm == "cs" else "cs")):
+                why = item.reason or f"it is a {item.kind} value, not a tensor"
+                raise MappingError(
+                    f"{family.name}: {key} cannot be shown: {why}. Use --drop-unmatched-keys to leave it out"
+                )
+
+
+def _flat_hf(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config.json``, by component where there are several, with sections beside its own fields; see `flat`."""
+    if family.components:
+        return flat(config, family.components)
+    given = {name: value for name, value in config.items() if value is not None or name not in family.hf_sections}
+    return flat({**{name: {} for name in family.hf_sections}, **given}, family.hf_sections)
+
+
+def _strip(key: str, family: Family) -> str:
+    return key.removeprefix("model.") if family.cs_prefix else key
+
+
+def _half_precision_to_hf(config: Mapping[str, Any], hf: dict[str, Any], prefix: str) -> None:
+    """``fp16_type`` counts only at the very top of a Cerebras config; elsewhere the converter does not see it."""
+    if "fp16_type" in config:
+        kinds = {"bfloat16": True, "cbfloat16": True, "float16": False}
+        if not isinstance(config["fp16_type"], str) or config["fp16_type"] not in kinds:
+            raise ConfigError(
+                f"config field fp16_type is {config['fp16_type']!r}, but only {', '.join(kinds)} can be converted"
+            )
+        hf[f"{prefix}use_bfloat16"] = kinds[config["fp16_type"]]
+
+
+def _sideband(config: Mapping[str, Any]) -> bool:
+    """Sideband sparsity marks pruned weights with NaN."""
+    sparsity = config.get("sparsity")
+    return isinstance(sparsity, Mapping) and sparsity.get("type") == "sideband"
+
+
+def _main_dtype(tensors: Iterable[Tensor]) -> str:
+    """The float type that most elements have."""
+    counts: dict[str, int] = {}
+    for t in tensors:
+        if t.dtype.name in FLOATS:
+            counts[t.dtype.name] = counts.get(t.dtype.name, 0) + n_elements(t.shape)
+    return max(counts, key=lambda name: counts[name]) if counts else "float32"

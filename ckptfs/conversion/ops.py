@@ -1,0 +1,309 @@
+"""What can happen to tensors between a Hugging Face and a Cerebras key, beyond the name.
+
+An op takes the tensors of a rule's Hugging Face side (a list; most rules have one) and gives those of its Cerebras
+side. `inverse` is the op that goes back. Ops move elements only, unless their docstring says otherwise. Numbers
+such as head counts come from *dims*, which a family computes once from the Cerebras config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+from ckptfs.errors import ShapeError
+from ckptfs.tensors.elementwise import elementwise
+from ckptfs.tensors.tensor import Tensor
+from ckptfs.tensors.transpose import Transposed
+from ckptfs.tensors.views import (
+    ColJoin,
+    ColSlice,
+    InnerOrder,
+    Order,
+    Reshaped,
+    RowJoin,
+    RowOrder,
+    RowSlice,
+    closed_block,
+    heads_to_parts,
+    inverse,
+    rope_pairs,
+)
+
+Dims: TypeAlias = Mapping[str, int]
+
+
+class Op(Protocol):
+    """One step of a rule; frozen data."""
+
+    def inverse(self) -> Op: ...
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """Swap the axes of matrices; vectors stay. GPT-2's Conv1D stores (in, out)."""
+
+    def inverse(self) -> Op:
+        return self
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [Transposed(x) if len(x.shape) == 2 else x for x in xs]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Cut one tensor by rows into parts whose sizes relate as *ratio* (dims names or numbers); inverse: `Glue`."""
+
+    ratio: tuple[str | int, ...]
+
+    def inverse(self) -> Op:
+        return Glue(self.ratio)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        (x,) = xs
+        shares = [dims[r] if isinstance(r, str) else r for r in self.ratio]
+        if not x.shape or x.shape[0] % sum(shares):
+            raise ShapeError("packed tensor", x.shape, f"its rows must divide into {sum(shares)} equal shares")
+        unit, start, parts = x.shape[0] // sum(shares), 0, []
+        for share in shares:
+            parts.append(RowSlice(x, start, start + share * unit))
+            start += share * unit
+        return list(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Glue:
+    """Put the parts of a `Cut` below each other again."""
+
+    ratio: tuple[str | int, ...]
+
+    def inverse(self) -> Op:
+        return Cut(self.ratio)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        first = xs[0]
+        for x in xs:
+            if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype or not x.shape:
+                want = f"its columns and dtype must be those of {first.shape} {first.dtype.name}"
+                raise ShapeError("part of a packed tensor", x.shape, want)
+        return [RowJoin(tuple(xs))]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Reorder the rows of each tensor. *order* gives ``cs = hf[order]`` from dims and the number of rows."""
+
+    order: Callable[[Dims, int], Order]
+    back: bool = False
+
+    def inverse(self) -> Op:
+        return Rows(self.order, not self.back)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [self._reorder(x, dims) for x in xs]
+
+    def _reorder(self, x: Tensor, dims: Dims) -> Tensor:
+        rows = x.shape[0] if x.shape else 1
+        return RowOrder(x, *_order_and_block(self.order, tuple(dims.items()), rows, self.back))
+
+
+@lru_cache(maxsize=64)
+def _order_and_block(
+    order: Callable[[Dims, int], Order], dims: tuple[tuple[str, int], ...], rows: int, back: bool
+) -> tuple[Order, int]:
+    """The same for all layers of a model, and dear to find: a third of the planning of a large model."""
+    found = order(dict(dims), rows)
+    if back:
+        found = inverse(found)
+    found.flags.writeable = False
+    return found, closed_block(found)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRowLast:
+    """The first row of each tensor goes to the end; the others keep their order."""
+
+    back: bool = False
+
+    def inverse(self) -> Op:
+        return FirstRowLast(not self.back)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [self._moved(x) for x in xs]
+
+    def _moved(self, x: Tensor) -> Tensor:
+        n = x.shape[0] if x.shape else 0
+        if n < 2:
+            return x
+        cut = n - 1 if self.back else 1
+        return RowJoin((RowSlice(x, cut, n), RowSlice(x, 0, cut)))
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """One op for each tensor of the list; None leaves its tensor alone."""
+
+    ops: tuple[Op | None, ...]
+
+    def inverse(self) -> Op:
+        return Each(tuple(op and op.inverse() for op in self.ops))
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [op.apply([x], dims)[0] if op else x for op, x in zip(self.ops, xs, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """The tensors of the list in another order: result i is tensor ``order[i]``."""
+
+    order: tuple[int, ...]
+
+    def inverse(self) -> Op:
+        return Arrange(tuple(self.order.index(i) for i in range(len(self.order))))
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [xs[i] for i in self.order]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """n tensors (out, in) to one (out, n, in), in the order of the list; inverse: `Unstack`."""
+
+    def inverse(self) -> Op:
+        return Unstack()
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        first = xs[0].shape
+        for x in xs:
+            if x.shape != first or len(first) != 2:
+                raise ShapeError("stacked tensor", x.shape, f"all must be matrices of one shape, as {first}")
+        return [ColJoin(tuple(xs), (first[0], len(xs), first[1]))]
+
+
+@dataclass(frozen=True, slots=True)
+class Unstack:
+    """One tensor (out, n, in) to n tensors (out, in)."""
+
+    def inverse(self) -> Op:
+        return Stack()
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        (x,) = xs
+        if len(x.shape) != 3:
+            raise ShapeError("stacked tensor", x.shape, "it must have three axes (out, n, in)")
+        rows, n, cols = x.shape
+        return [ColSlice(x, i * cols, (rows, cols)) for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first of several copies of one tensor; inverse: `Copies`, as many as dims has under *n*."""
+
+    n: str
+
+    def inverse(self) -> Op:
+        return Copies(self.n)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return xs[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The same tensor several times; inverse: `First`."""
+
+    n: str
+
+    def inverse(self) -> Op:
+        return First(self.n)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return xs * dims[self.n]
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """The same elements, with axes of size 1 added in front (*hf_ones*) on the Hugging Face side only."""
+
+    hf_ones: int
+    back: bool = False
+
+    def inverse(self) -> Op:
+        return Reshape(self.hf_ones, not self.back)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        ones = (1,) * self.hf_ones
+        if self.back:
+            return [Reshaped(x, ones + x.shape) for x in xs]
+        for x in xs:
+            if x.shape[: self.hf_ones] != ones:
+                raise ShapeError("tensor", x.shape, f"its first {self.hf_ones} axes must be 1")
+        return [Reshaped(x, x.shape[self.hf_ones :]) for x in xs]
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """A convolution's kernel (out, channels, side, side) <-> a matrix (out, side * side * channels), channels last.
+
+    *channels* and *side* are dims names.
+    """
+
+    channels: str
+    side: str
+    back: bool = False
+
+    def inverse(self) -> Op:
+        return Patches(self.channels, self.side, not self.back)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        n, side = dims[self.channels], dims[self.side]
+        kernel, row = (n, side, side), (side * side * n,)
+        given, wanted = (row, kernel) if self.back else (kernel, row)
+        inner, axes = ((side, side, n), (3, 1, 2)) if self.back else (kernel, (2, 3, 1))
+        for x in xs:
+            if x.shape[1:] != given:
+                raise ShapeError("patch embedding", x.shape, f"patches must be {side} x {side} with {n} channels")
+        return [InnerOrder(x, inner, axes, (x.shape[0], *wanted)) for x in xs]
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add *number* in the tensor's own dtype. Not exact: rounding loses bits, so back again may differ."""
+
+    number: float
+
+    def inverse(self) -> Op:
+        return Add(-self.number)
+
+    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+        return [elementwise(x, ("add", self.number)) for x in xs]
+
+
+def rope(heads: str | int) -> Op:
+    """Half-split rotary rows <-> interleaved pairs, for *heads* heads (a dims name or a number)."""
+
+    def order(dims: Dims, n_rows: int) -> Order:
+        n = dims[heads] if isinstance(heads, str) else heads
+        rotary = dims["rotary"]
+        if n_rows % n or rotary % 2 or n_rows // n < rotary:
+            want = f"its rows must be {n} heads of at least {rotary} (an even number of) rotary rows"
+            raise ShapeError("rotary projection", (n_rows,), want)
+        return rope_pairs(n, n_rows // n, rotary)
+
+    return Rows(order)
+
+
+def unpack_heads(groups: str | int, parts: tuple[str | int, ...]) -> Op:
+    """Rows packed head by head (or group by group) <-> rows packed part by part; see `heads_to_parts`."""
+
+    def order(dims: Dims, n_rows: int) -> Order:
+        shares = tuple(dims[p] if isinstance(p, str) else p for p in parts)
+        n = dims[groups] if isinstance(groups, str) else groups
+        if n_rows % (n * sum(shares)):
+            raise ShapeError("packed projection", (n_rows,), f"its rows must divide by {n} x {sum(shares)} heads")
+        return heads_to_parts(n, shares, n_rows // (n * sum(shares)))
+
+    return Rows(order)

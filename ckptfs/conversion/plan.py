@@ -1,0 +1,100 @@
+"""From any format of a model to any other: `make_view` and `config_as`.
+
+Hugging Face and Cerebras are connected by a family's tables (`plan`), the Cerebras releases among each other by steps
+(`upgrades`). Where the tables do not hold for a release, the way leads through the nearest one that they hold for.
+What leads from release to release is only imported where it is needed: most mounts start without.
+Reads no tensor data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptfs.conversion import hf
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.format_names import CURRENT, HF, Format
+from ckptfs.conversion.hf import View
+from ckptfs.errors import NoPath
+from ckptfs.formats.source import Item, Source
+
+
+def make_view(
+    source: Source,
+    family: Family,
+    config: Mapping[str, Any],
+    src: Format,
+    tgt: Format,
+    *,
+    dataloader: Mapping[str, Any] | None = None,
+    drop_unmatched: bool = False,
+) -> View:
+    """*source* as *tgt*; *config* is its whole config (``config.json``, or the trainer's YAML).
+
+    Between Cerebras releases the view has a `state`: everything that the checkpoint holds, with *dataloader* (the
+    state of the input pipeline, where it stood apart) and a new entry in ``__metadata__``. Raises `NoPath`,
+    `ConfigError`, `UnmatchedKeys`, `MissingKeys`, `MappingError` or `ShapeError`.
+    """
+    if src == HF or tgt == HF:
+        return _with_hf(source, family, config, src, tgt, drop_unmatched)
+    from ckptfs.conversion.releases import convert
+
+    done = convert.upgraded(source, family, config, src, tgt, dataloader=dataloader, drop_unmatched=drop_unmatched)
+    tensors = hf.model_state(done.source)
+    return View(family.name, src.name, tgt.name, tensors, done.config, warnings=done.warnings, state=done.source)
+
+
+def config_as(
+    family: Family, config: Mapping[str, Any], src: Format, tgt: Format, *, warnings: list[str] | None = None
+) -> Mapping[str, Any]:
+    """The whole *config* in another format; what a user should know is added to *warnings*. Errors as `make_view`'s."""
+    from ckptfs.conversion.releases import convert
+
+    warnings = [] if warnings is None else warnings
+    if HF not in (src, tgt):
+        return convert.config_as(family, config, src, tgt, warnings)
+    near = _near(family, src, tgt)
+    if tgt == HF:
+        config = config if near == src else convert.config_as(family, config, src, near, warnings)
+        return hf.hf_config(hf.resolved(family, config, near, HF), config, near)[0]
+    made = hf.cs_config(hf.resolved(family, config, HF, near), config, near)
+    return made if near == tgt else convert.config_as(family, made, near, tgt, warnings)
+
+
+def _with_hf(
+    source: Source, family: Family, config: Mapping[str, Any], src: Format, tgt: Format, drop_unmatched: bool
+) -> View:
+    near = _near(family, src, tgt)
+    if near in (src, tgt):
+        return hf.make_view(source, family, config, src, tgt, drop_unmatched=drop_unmatched)
+    from ckptfs.conversion.releases import convert
+
+    if tgt == HF:
+        model = _model_only(source, hf.model_items(source))
+        done = convert.upgraded(model, family, config, src, near, note=False, drop_unmatched=drop_unmatched)
+        view = hf.make_view(done.source, family, done.config, near, HF, drop_unmatched=drop_unmatched)
+        return replace(view, src=src.name, warnings=(*done.warnings, *view.warnings))
+    view = hf.make_view(source, family, config, HF, near, drop_unmatched=drop_unmatched)
+    made = {key: Item(key, "tensor", tensor=tensor) for key, tensor in view.tensors.items()}
+    done = convert.upgraded(_model_only(source, made), family, view.config, near, tgt, note=False)
+    warnings = (*view.warnings, *done.warnings)
+    return replace(view, tgt=tgt.name, tensors=hf.model_state(done.source), config=done.config, warnings=warnings)
+
+
+def _near(family: Family, src: Format, tgt: Format) -> Format:
+    """The Cerebras format that Hugging Face is connected with, nearest to *src* or *tgt*; `NoPath` without a way."""
+    wanted = src if tgt == HF else tgt
+    near = Format(min(max(wanted.release or CURRENT, family.since), family.until), family.variant)
+    if near == wanted and family.covers(near):
+        return near
+    from ckptfs.conversion.releases import convert
+
+    if not family.covers(near) or not convert.connected(family, near, wanted):
+        raise NoPath(family.name, src.name, tgt.name, f"{family.known()}; {convert.known(family)}")
+    return near
+
+
+def _model_only(source: Source, items: Mapping[str, Item]) -> Source:
+    """A Cerebras checkpoint that holds a model with these *items* and nothing else."""
+    return replace(source, items=dict(items), tree=None, metadata=[])

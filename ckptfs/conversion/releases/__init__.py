@@ -1,0 +1,1 @@
+"""One Cerebras release as another, up and down: keys, configs, optimizer and the rest of the state."""

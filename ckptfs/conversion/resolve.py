@@ -1,0 +1,205 @@
+"""From flags, metadata and configs to a family, two formats and a config: what a conversion starts from."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptfs.conversion import hf, registry
+from ckptfs.conversion import plan as conversion
+from ckptfs.conversion.family import Family
+from ckptfs.conversion.format_names import HF, Format, parse_format
+from ckptfs.conversion.sections import model_section
+from ckptfs.errors import (
+    CkptfsError,
+    ConfigError,
+    MappingError,
+    NoPath,
+    ShapeError,
+    UnknownFamily,
+    UsageError,
+)
+from ckptfs.formats.cerebras.dataloader import configured_state
+from ckptfs.formats.huggingface import config_in
+from ckptfs.formats.source import Source
+
+PathLike = str | os.PathLike[str]
+
+
+def prepare(
+    source: Source,
+    *,
+    model: str | None = None,
+    config: PathLike | Mapping[str, Any] | None = None,
+    src_fmt: str | None = None,
+    tgt_fmt: str | None = None,
+    drop_unmatched_keys: bool = False,
+) -> tuple[hf.View | None, str | None]:
+    """The view a mount shows, or None and the reason why there is none.
+
+    A model or config that cannot be converted is a reason; a name or file that does not exist is an error, and so is a
+    *tgt_fmt* to which no way leads.
+    """
+    try:
+        wanted = tgt_fmt or ("hf" if is_cerebras(source, src_fmt) else "cs-current")
+        return plan_view(source, wanted, model=model, config=config, src_fmt=src_fmt, drop=drop_unmatched_keys), None
+    except (UnknownFamily, UsageError) as e:
+        if model or src_fmt or tgt_fmt:
+            raise
+        if isinstance(e, UnknownFamily) and e.name:
+            return None, f"the checkpoint names a model that is not known here ({e.name}); 'ckptfs list' shows all"
+        return None, "nothing in the checkpoint tells its model family; name it with --model and --config"
+    except (MappingError, ConfigError, ShapeError) as e:
+        if tgt_fmt and isinstance(e, NoPath):
+            raise
+        return None, str(e)
+
+
+def told_family(source: Source) -> str | None:
+    """The family that the checkpoint names itself, also where its config cannot be converted; None when it does not."""
+    if source.metadata:
+        found = registry.by_cs_name(str(source.metadata[-1].get("model_name") or ""))
+        return found.name if found else None
+    candidates = registry.by_hf_config(source.config or {})
+    return candidates[0].name if candidates else None
+
+
+def is_cerebras(source: Source, src_fmt: str | None = None) -> bool:
+    """Whether *source* is a Cerebras checkpoint (by *src_fmt*, if given)."""
+    return src_fmt != "hf" if src_fmt else source.format == "cerebras-h5"
+
+
+def plan_view(
+    source: Source,
+    tgt_fmt: str,
+    *,
+    model: str | None = None,
+    config: PathLike | Mapping[str, Any] | None = None,
+    src_fmt: str | None = None,
+    drop: bool = False,
+) -> hf.View:
+    """Settle formats, family and config, and plan the view."""
+    last = source.metadata[-1] if source.metadata else {}
+    tgt = parse_format(tgt_fmt)
+    cerebras = is_cerebras(source, src_fmt)
+    # What wrote the file may have been a converter: good enough to a Hugging Face model, not between releases.
+    auto = last.get("version") or (source.release if tgt == HF or not cerebras else None)
+    src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
+    values = _config(source, config, last if cerebras else {})
+    inputs = _inputs(config, values) if HF not in (src, tgt) else None
+    problems: list[CkptfsError] = []
+    for family in _families(model, values, last, cerebras):
+        try:
+            src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
+            return conversion.make_view(source, family, values, src, tgt, dataloader=inputs, drop_unmatched=drop)
+        except (MappingError, ShapeError) as e:  # a headless or another variant may fit; a config would not change
+            problems.append(e)
+    raise problems[0]
+
+
+def convert_config(
+    config: Mapping[str, Any],
+    src_fmt: str,
+    tgt_fmt: str,
+    *,
+    model: str | None = None,
+    warnings: list[str] | None = None,
+) -> tuple[dict[str, Any], str]:
+    """A whole config in another format, and that format's full name; errors as `view`'s.
+
+    What gets lost on the way is added to *warnings*, one line each.
+    """
+    view = config_view(config, src_fmt, tgt_fmt, model=model, warnings=warnings)
+    return {**view.config}, view.tgt
+
+
+def config_view(
+    config: Mapping[str, Any],
+    src_fmt: str,
+    tgt_fmt: str,
+    *,
+    model: str | None = None,
+    warnings: list[str] | None = None,
+) -> hf.View:
+    """The view that `view` would plan, without its tensors; as `convert_config`."""
+    src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
+    family = _families(model, config, {}, src != HF)[0]
+    src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
+    made = conversion.config_as(family, config, src, tgt, warnings=warnings)
+    if tgt != HF:
+        return hf.View(family.name, src.name, tgt.name, {}, made)
+    files = family.files(made)
+    return hf.View(
+        *(family.name, src.name, tgt.name, {}, made), components=family.components, files=files, paths=family.paths
+    )
+
+
+def _in_full(fmt: Format, name: str | None, family: Family) -> Format:
+    """The family's variant of *fmt*, unless *name* says which release it is: ``cs-2.9`` is not ``cs-2.9-dpo``."""
+    if fmt == HF or name not in (None, "cs-auto", "cs-current"):
+        return fmt
+    return replace(fmt, variant=family.variant)
+
+
+def _inputs(config: PathLike | Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The input state that stood apart from the checkpoint; a checkpoint itself cannot point out of its file."""
+    if config is None:
+        return None
+    return configured_state(values, "" if isinstance(config, Mapping) else os.path.dirname(os.fspath(config)))
+
+
+def _fallback(tgt: Format) -> str | None:
+    """HF <-> CS tensors are the same for all releases of a layout, so an unknown release is taken as the current."""
+    return "2.10" if tgt == HF else None
+
+
+def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    if config is not None:
+        return read_config(config)
+    found = last.get("params") or source.config
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{source.path}: the checkpoint holds no model config; give it with --config")
+    return found
+
+
+def read_config(path: PathLike) -> Mapping[str, Any]:
+    """A YAML or JSON config file, or the ``config.json`` files in a model's folder, as plain data."""
+    import yaml
+
+    if os.path.isdir(path):
+        return config_in(os.fspath(path))
+
+    try:
+        with builtins.open(path, encoding="utf-8") as file:
+            text = file.read()
+        values = json.loads(text) if os.fspath(path).endswith(".json") else yaml.safe_load(text)
+    except OSError as e:
+        raise UsageError(f"{os.fspath(path)}: cannot read the config: {e.strerror}") from e
+    except (ValueError, yaml.YAMLError) as e:
+        first = str(e).splitlines()[0]
+        raise ConfigError(f"{os.fspath(path)}: the config is not valid YAML or JSON: {first}") from e
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{os.fspath(path)}: the config is not a mapping")
+    return values
+
+
+def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, Any], cerebras: bool) -> list[Family]:
+    """The families to try, likeliest first."""
+    if model:
+        return [registry.family(model)]
+    if cerebras:
+        name = last.get("model_name") or model_section(config).get("name") or ""
+        known = registry.by_cs_name(str(name)) is not None
+        found = registry.by_cs_config(str(name), model_section(config)) if known else []
+    else:
+        name = config.get("model_type") or ""
+        found = registry.by_hf_config(config)
+    if not found:
+        raise UnknownFamily(str(name)) if name else UsageError("nothing tells the model family; name it with --model")
+    return found

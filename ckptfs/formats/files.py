@@ -1,0 +1,116 @@
+"""Files as readers see them: opened once, read at offsets; and small JSON files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfs.errors import CorruptHeader, SourceError, UsageError
+from ckptfs.tensors.tensor import Shape
+
+MAX_JSON_VALUES = 3_000_000
+"""Containers and commas in one JSON text. Three bytes can ask for a hundred in memory; a header of 100,000 tensors
+has a million."""
+MAX_NDIM = 32
+"""numpy 1's limit; no tensor has more."""
+MAX_NBYTES = 1 << 62
+"""Views may repeat elements (stride 0), so a tensor can be larger than its file, but not than an off_t."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A regular file, open for reading."""
+
+    path: str
+    fd: int
+    size: int
+    mtime_ns: int
+
+
+def open_file(path: str | os.PathLike[str]) -> OpenFile:
+    """Open a regular file; `UsageError` when it is not there, `SourceError` when it cannot be read."""
+    name = os.fspath(path)
+    try:
+        # O_NONBLOCK: a named pipe must not hang us before fstat can tell what it is
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise UsageError(f"{name}: no such file or folder") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SourceError(name, f"cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise SourceError(name, "is not a regular file")
+    return OpenFile(name, fd, status.st_size, status.st_mtime_ns)
+
+
+def read_exactly(file: OpenFile, offset: int, n: int, what: str) -> bytes:
+    """*n* bytes from *offset* on; `CorruptHeader` naming *what* when the file does not have them.
+
+    The size is checked against the file's before anything is allocated.
+    """
+    if offset < 0 or n < 0 or offset + n > file.size:
+        raise CorruptHeader(file.path, f"{what} ({n} bytes at byte {offset}) lies past the end ({file.size} bytes)")
+    data = bytearray(n)
+    done = 0
+    while done < n:
+        got = os.preadv(file.fd, [memoryview(data)[done:]], offset + done)
+        if got == 0:
+            raise CorruptHeader(file.path, f"the file became shorter while {what} was read; open it again")
+        done += got
+    return bytes(data)
+
+
+def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
+    """The JSON object in *data*; `CorruptHeader` when it is none, or when a name stands in it twice."""
+    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > MAX_JSON_VALUES:
+        raise CorruptHeader(path, f"{what} has more than {MAX_JSON_VALUES} values")
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:  # ValueError has UnicodeDecodeError and JSONDecodeError below it
+        raise CorruptHeader(path, f"{what} is no valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CorruptHeader(path, f"{what} is no JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice[:200]!r} stands in it twice")
+    return found
+
+
+def checked_shape(shape: object, itemsize: int) -> Shape:
+    """*shape* as a tuple of sizes; ValueError when it is none, or when the tensor could not exist."""
+    if not isinstance(shape, (list, tuple)) or len(shape) > MAX_NDIM:
+        raise ValueError(f"its shape is no list of at most {MAX_NDIM} sizes")
+    if any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("its shape has something else than sizes")
+    if math.prod(n for n in shape if n) * itemsize > MAX_NBYTES:
+        raise ValueError("its shape has more than 2**62 bytes")
+    return tuple(shape)
+
+
+def config_beside(path: str) -> Mapping[str, Any] | None:
+    """The Hugging Face ``config.json`` in the folder of *path*; None when there is none."""
+    name = os.path.join(os.path.dirname(path), "config.json")
+    return read_json(name, 16 << 20, "the model config") if os.path.isfile(name) else None
+
+
+def read_json(path: str, limit: int, what: str) -> dict[str, Any]:
+    """The JSON object in a small file of at most *limit* bytes."""
+    file = open_file(path)
+    try:
+        if file.size > limit:
+            raise CorruptHeader(path, f"{what} has {file.size} bytes, more than {limit}")
+        return json_object(read_exactly(file, 0, file.size, what), path, what)
+    finally:
+        os.close(file.fd)

@@ -1,0 +1,1 @@
+"""HDF5 itself: superblock, object headers, chunks, filters, for reading and writing. Knows nothing of Cerebras."""

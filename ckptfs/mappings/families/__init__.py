@@ -1,1 +1,0 @@
-"""Model families, one file each: constants, and a few short functions for true oddities."""

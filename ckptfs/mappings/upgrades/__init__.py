@@ -1,1 +1,0 @@
-"""Steps between Cerebras releases: configs, tensors and the rest of the state."""

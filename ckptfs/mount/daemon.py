@@ -1,0 +1,320 @@
+"""The life of a mount: in the foreground, or in a daemon that reports to the terminal before it is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NoReturn, TextIO
+
+from ckptfs.errors import CkptfsError, MountError
+from ckptfs.mount import fuse
+from ckptfs.mount.fuse import MountOptions
+from ckptfs.mount.mount_table import (
+    WAIT_S,
+    Mount,
+    detach,
+    mount_at,
+    raise_read_ahead,
+    read_ahead_file,
+    resolve,
+    unmount,
+)
+from ckptfs.mount.signals import handled
+from ckptfs.mount.stats import log_stats
+from ckptfs.native.scratch import keep_freed_memory
+from ckptfs.vfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+START_S = 60.0
+"""How long a daemon may take until its mount answers."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LEAVE_S = 1.0
+"""How long reads that are under way may take after a signal."""
+LOG_LIMIT = 4 << 20
+"""A log file larger than this (bytes) starts anew at the next mount."""
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+_READY = b"ready\n"
+
+
+def mount_in_foreground(
+    tree: Tree,
+    mountpoint: str,
+    options: MountOptions,
+    *,
+    log_file: str | None = None,
+    log_level: str = "info",
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Mount *tree* and serve it until it is unmounted or a signal ends it; the log goes to stderr or *log_file*."""
+    _log_to(_open_log(log_file) if log_file else sys.stderr, log_level)
+    keep_freed_memory()
+    _serve(tree, mountpoint, options, on_ready)
+
+
+def mount_in_background(
+    tree: Tree, mountpoint: str, options: MountOptions, *, log_file: str | None = None, log_level: str = "info"
+) -> str:
+    """Mount *tree* from a daemon; returns the daemon's log file once the mount answers.
+
+    *mountpoint* is absolute and has been checked. The files that *tree* reads from stay open in the daemon. Raises
+    `MountError` (or what the daemon itself raised, by its message and exit code) when it ends before that.
+    """
+    fuse.load_binding()  # its errors belong to the terminal
+    path = os.path.abspath(log_file or state_file(mountpoint, ".log"))
+    before = os.stat(mountpoint).st_dev
+    with _open_log(path) as log_out:
+        start = log_out.seek(0, os.SEEK_END)
+        receive, send = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.close(receive)
+            _daemon(tree, mountpoint, options, log_out, log_level, os.fdopen(send, "wb", buffering=0))
+    os.close(send)
+    with open(receive, "rb", buffering=0) as reports:
+        message = _wait_for_report(reports, pid)
+    if message != _READY:
+        raise _failure(pid, message, mountpoint, path, start)
+    _confirm(mountpoint, before)
+    return path
+
+
+def unmount_and_wait(mountpoint: str, *, lazy: bool = False) -> None:
+    """Unmount, and wait for the daemon to end too (a lazy unmount may keep it as long as files are open)."""
+    pid = _daemon_pid(resolve(mountpoint))
+    unmount(mountpoint, lazy=lazy)
+    end = time.monotonic() + (0 if lazy or pid is None else WAIT_S)
+    while pid is not None and time.monotonic() < end and _daemon_pid(resolve(mountpoint)) == pid:
+        time.sleep(0.01)
+
+
+def state_file(mountpoint: str, suffix: str) -> str:
+    """Where log and process number of a mount are kept: the user's state folder, or /var/log for root without one."""
+    name = re.sub(r"[^\w.-]+", "-", mountpoint.strip("/"))[-200:] or "root"
+    for folder in _state_folders():
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            # Somebody else's folder in /tmp could be a trap.
+            if os.access(folder, os.W_OK) and os.stat(folder).st_uid == os.geteuid():
+                return os.path.join(folder, name + suffix)
+    raise MountError("no folder for the log file can be written; give one with --log-file FILE")
+
+
+def _state_folders() -> Iterator[str]:
+    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
+    if state:
+        yield os.path.join(state, "ckptfs")
+    elif home:
+        yield os.path.join(home, ".local", "state", "ckptfs")
+    yield "/var/log/ckptfs"
+    yield os.path.join(tempfile.gettempdir(), f"ckptfs-{os.geteuid()}")
+
+
+def _daemon(
+    tree: Tree, mountpoint: str, options: MountOptions, out: TextIO, log_level: str, report: BinaryIO
+) -> NoReturn:
+    """The child's whole life. Whatever happens, it ends here and never returns into the parent's code."""
+    code = MountError.exit_code
+    try:
+        os.setsid()
+        _detach(out)
+        _log_to(sys.stderr, log_level)
+        keep_freed_memory()
+        _serve(tree, mountpoint, options, partial(_report, report, _READY))
+        log.info("unmounted %s", mountpoint)
+        code = 0
+    except (CkptfsError, OSError) as exc:
+        log.error("%s", exc)
+        code = exc.exit_code if isinstance(exc, CkptfsError) else code
+        _report(report, str(exc).encode("utf-8", "surrogateescape"))
+    finally:
+        if sys.exc_info()[1] is not None:
+            log.critical("the daemon failed", exc_info=True)
+        logging.shutdown()
+        os._exit(code)
+
+
+@dataclass(slots=True)
+class _Life:
+    """What ends a mount has to know of it."""
+
+    mountpoint: str
+    mount: Mount | None = None
+    """As the kernel made it."""
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
+    """Mount and answer until it is unmounted, which a signal does."""
+    life = _Life(mountpoint)
+    actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_leave, life))
+    actions[signal.SIGUSR1] = partial(log_stats, options.stats) if options.stats else _without_stats
+    with _pid_file(mountpoint), handled(actions):
+        try:
+            fuse.serve(tree, mountpoint, options, lambda: _settle(life, options, on_ready))
+        finally:
+            life.ended.set()
+
+
+def _without_stats() -> None:
+    """SIGUSR1 would end a process that has no handler for it."""
+    log.debug("a signal asks for statistics, which this mount does not keep; mount it with --stats")
+
+
+def _leave(life: _Life) -> None:
+    """Unmount. A process that does not end by that, because files are open or a read waits for its source, is ended."""
+    threading.Thread(target=_take_away, args=(life,), daemon=True).start()  # fusermount3 may wait for an answer
+    if life.ended.wait(LEAVE_S):
+        return
+    log.info("unmounted %s; some files were still open", life.mountpoint)
+    Path(state_file(life.mountpoint, ".pid")).unlink(missing_ok=True)
+    logging.shutdown()
+    os._exit(0)
+
+
+def _take_away(life: _Life) -> None:
+    mount = life.mount or mount_at(life.mountpoint)  # the kernel may have made it a moment ago
+    problem = detach(mount) if mount is not None else "it was not mounted yet"
+    if problem:
+        log.info("%s: %s", life.mountpoint, problem)
+
+
+def _settle(life: _Life, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
+    """Wait until the mount answers, raise its read-ahead, say that it is ready. A mount that fails at that is ended."""
+    mountpoint = life.mountpoint
+    life.mount = mount_at(mountpoint)
+    try:
+        device = os.stat(mountpoint).st_dev
+    except OSError as exc:
+        if mount_at(mountpoint) is not None:  # else it was unmounted meanwhile
+            log.error("the mount does not answer: %s", exc)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return
+    try:
+        if options.read_ahead and os.major(device) == 0:  # not the folder below, after a quick unmount
+            raise_read_ahead(device, options.read_ahead)
+    except OSError as exc:
+        kib = options.read_ahead >> 10
+        log.info("read-ahead stays low (%s); as root: echo %d > %s", exc, kib, read_ahead_file(device))
+    log.info("mounted on %s", mountpoint)
+    if on_ready is not None:
+        on_ready()
+
+
+def _detach(out: TextIO) -> None:
+    """Let go of the terminal: stdin is empty, output goes to the log, files of whoever called us are closed.
+
+    What ckptfs opened itself closes on exec, what it inherited does not: that tells the two apart.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(out.fileno(), 1)
+    os.dup2(out.fileno(), 2)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if fd > 2 and not fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                os.close(fd)
+
+
+def _log_to(out: TextIO, level: str) -> None:
+    logging.basicConfig(stream=out, level=level.upper(), format=LOG_FORMAT, force=True)
+
+
+def _open_log(path: str) -> TextIO:
+    """The log file, to append; emptied first when it has grown too large."""
+    try:
+        too_large = os.path.exists(path) and os.path.getsize(path) > LOG_LIMIT
+        return open(path, "w" if too_large else "a")
+    except OSError as exc:
+        raise MountError(f"cannot write the log file {path}: {exc.strerror}; give another with --log-file") from exc
+
+
+def _report(out: BinaryIO, message: bytes) -> None:
+    """Send the parent its one message; later ones go nowhere."""
+    if not out.closed:
+        with contextlib.suppress(OSError):  # the parent may have been stopped meanwhile
+            out.write(message)
+            out.close()
+
+
+def _wait_for_report(reports: BinaryIO, pid: int) -> bytes:
+    """The daemon's message; empty when it ended without one. A daemon that says nothing in time is stopped."""
+    try:
+        if select.select([reports], [], [], START_S)[0]:
+            return reports.read(1 << 16) or b""
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        raise
+    os.kill(pid, signal.SIGTERM)
+    raise MountError(f"the mount did not answer within {START_S:.0f} s and was given up; -f shows what it does")
+
+
+def _failure(pid: int, message: bytes, mountpoint: str, log_path: str, start: int) -> CkptfsError:
+    """The error of a daemon that ended too soon: its own message, with what libfuse and its helper printed."""
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    with open(log_path, "rb") as f:
+        f.seek(start)
+        lines = f.read(1 << 16).decode(errors="replace").splitlines()
+    printed = "; ".join(line for line in lines if line.startswith(("fuse", "mount")))
+    said = message.decode("utf-8", "surrogateescape") or f"{mountpoint}: the daemon ended before the mount answered"
+    if printed:
+        said = f"{mountpoint}: {printed}; 'ckptfs doctor' checks the machine"
+    error = MountError(f"{said} (log: {log_path})")
+    error.exit_code = code if code in (1, 2, 3) and message else MountError.exit_code
+    return error
+
+
+def _confirm(mountpoint: str, before: int) -> None:
+    """See the mount with the parent's own eyes: another device than before, and a root that can be listed."""
+    try:
+        if os.stat(mountpoint).st_dev != before and os.listdir(mountpoint) is not None:
+            return
+        why = "it shows the folder below"
+    except OSError as exc:
+        why = str(exc)
+    raise MountError(
+        f"{mountpoint}: the daemon runs but its mount cannot be seen from here ({why}); 'ckptfs doctor' checks"
+    )
+
+
+@contextlib.contextmanager
+def _pid_file(mountpoint: str) -> Iterator[None]:
+    """While the daemon lives, its process number stands beside its log."""
+    path = Path(state_file(mountpoint, ".pid"))
+    path.write_text(f"{os.getpid()} {_start_time(os.getpid())}\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _daemon_pid(mountpoint: str) -> int | None:
+    """Process number of the daemon that serves *mountpoint* for this user, None when there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        pid, started = Path(state_file(mountpoint, ".pid")).read_text().split()
+        if _start_time(int(pid)) == started:
+            return int(pid)
+    return None
+
+
+def _start_time(pid: int) -> str:
+    """When a process began, in clock ticks since boot: with its number it names one process for good."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -1,0 +1,185 @@
+"""Tensors whose elements lie in a file as they are.
+
+No memory maps: a file that shrinks while it is mounted must give an error, not SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.errors import CorruptChunk
+from ckptfs.native import program
+from ckptfs.native.program import Node
+from ckptfs.native.scratch import scratch
+from ckptfs.tensors.dtypes import DType
+from ckptfs.tensors.tensor import Shape, Words, n_cols
+
+PIECE = 4 << 20
+"""Bytes of scratch memory that one read uses at most (about)."""
+GAP = 16 << 10
+"""Bytes that are cheaper to read and throw away than another system call."""
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one that a view touches; 0 for an empty one. Strides are >= 0."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+
+
+def c_strides(shape: Sequence[int]) -> Shape:
+    """Strides in elements of a tensor of that shape in C order."""
+    strides = []
+    step = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def in_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements lie one after the other. Strides of axes of length 1 mean nothing."""
+    return 0 in shape or all(
+        n == 1 or have == want for n, have, want in zip(shape, strides, c_strides(shape), strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A tensor whose elements lie in a file as they are: a `source.Tensor`.
+
+    The maker has checked that every element lies inside the file; a file that shrank since gives `CorruptChunk`.
+    """
+
+    dtype: DType
+    shape: Shape
+    fd: int
+    offset: int
+    """Byte position of the first element."""
+    strides: Shape | None
+    """In elements, none negative; None for C order."""
+    path: str
+    """The file and the key are for error messages."""
+    key: str
+
+    @property
+    def grain(self) -> tuple[int, int]:
+        """One row by 16 KiB of columns; a column-major matrix the other way round."""
+        n = GAP // self.dtype.itemsize
+        if self.strides is not None and _column_major(self):
+            return max(1, min(self.shape[0], n)), 1
+        return 1, max(1, min(n_cols(self.shape), n))
+
+    def read_block(self, row: int, col: int, out: Words) -> None:
+        """A block of whole rows of a tensor in C order is one ``preadv`` into *out* when *out* is contiguous."""
+        if out.size == 0:
+            return
+        size = self.dtype.itemsize
+        cols = n_cols(self.shape)
+        if self.strides is None:
+            _read_lines(self, self.offset + (row * cols + col) * size, cols * size, out)
+        elif in_c_order(self.shape[1:], self.strides[1:]):
+            _read_lines(self, self.offset + (row * self.strides[0] + col) * size, self.strides[0] * size, out)
+        elif _column_major(self):
+            start = self.offset + (row + col * self.strides[1]) * size
+            _read_lines(self, start, self.strides[1] * size, out.T)
+        else:
+            _gather(self, row, col, out)
+
+    def node(self) -> Node | None:
+        """As `nodes` says: of a tensor in C order."""
+        return program.stored(self.fd, self.offset) if self.strides is None else None
+
+
+def _column_major(tensor: FileTensor) -> bool:
+    return tensor.strides is not None and len(tensor.shape) == 2 and tensor.strides[0] == 1
+
+
+def _read_lines(tensor: FileTensor, start: int, pitch: int, out: Words) -> None:
+    """Fill *out* (n_lines, width): each line is contiguous in the file, *pitch* bytes after the one before."""
+    n, width = out.shape
+    size = tensor.dtype.itemsize
+    nbytes = width * size
+    if (n == 1 or pitch == nbytes) and out.flags.c_contiguous:
+        _fill(tensor, start, out)
+    elif pitch - nbytes > GAP or nbytes > PIECE:
+        for i in range(n):
+            _read_line(tensor, start + i * pitch, out[i])
+    else:
+        step = max(1, PIECE // pitch) if pitch else n
+        for i in range(0, n, step):
+            part = out[i : i + step]
+            span = scratch("raw", (len(part) - 1) * pitch + nbytes)
+            _fill(tensor, start + i * pitch, span)
+            part[...] = np.ndarray(part.shape, part.dtype, span, strides=(pitch, size))
+
+
+def _read_line(tensor: FileTensor, start: int, line: npt.NDArray[Any]) -> None:
+    """Fill *line*, 1-d with any stride, with neighbouring elements."""
+    if line.flags.c_contiguous:
+        _fill(tensor, start, line)
+        return
+    size = tensor.dtype.itemsize
+    step = PIECE // size
+    for i in range(0, len(line), step):
+        part = line[i : i + step]
+        span = scratch("raw", len(part) * size)
+        _fill(tensor, start + i * size, span)
+        part[...] = span.view(part.dtype)
+
+
+def _gather(tensor: FileTensor, row: int, col: int, out: Words) -> None:
+    """Any strides: read the span that the block touches, or halve the block until that span is small."""
+    assert tensor.strides is not None
+    n, width = out.shape
+    size = tensor.dtype.itemsize
+    if width > PIECE // 8:  # bounds the index arrays below
+        _gather(tensor, row, col, out[:, : width // 2])
+        _gather(tensor, row, col + width // 2, out[:, width // 2 :])
+        return
+    places = _inner_places(tensor, col, width)
+    low, high = int(places.min()), int(places.max())
+    down = (n - 1) * tensor.strides[0]
+    if (down + high - low + 1) * size <= PIECE or n * width == 1:
+        span = scratch("raw", (down + high - low + 1) * size)
+        _fill(tensor, tensor.offset + (row * tensor.strides[0] + low) * size, span)
+        words = span.view(tensor.dtype.word)
+        for i in range(n):
+            out[i] = words[places - low + i * tensor.strides[0]]
+    elif width == 1 or (n > 1 and down > high - low):
+        _gather(tensor, row, col, out[: n // 2])
+        _gather(tensor, row + n // 2, col, out[n // 2 :])
+    else:
+        _gather(tensor, row, col, out[:, : width // 2])
+        _gather(tensor, row, col + width // 2, out[:, width // 2 :])
+
+
+def _inner_places(tensor: FileTensor, col: int, width: int) -> npt.NDArray[np.int64]:
+    """Where columns ``[col, col + width)`` lie in a row: elements after the row's first."""
+    assert tensor.strides is not None
+    left = np.arange(col, col + width)
+    places = np.zeros(width, np.int64)
+    for n, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.strides[1:]), strict=True):
+        left, index = np.divmod(left, n)
+        places += index * stride
+    return places
+
+
+def _fill(tensor: FileTensor, offset: int, out: npt.NDArray[Any]) -> None:
+    """Fill a contiguous array with the file's bytes from *offset* on."""
+    done = os.preadv(tensor.fd, [out.data], offset)
+    if done == out.nbytes:
+        return
+    rest = out.reshape(-1).view(np.uint8).data
+    while done < len(rest):  # a signal, or 2 GiB at once
+        got = os.preadv(tensor.fd, [rest[done:]], offset + done)
+        if got == 0:
+            what = "the file ends here: it became shorter after it was opened"
+            raise CorruptChunk(tensor.path, tensor.key, offset + done, what)
+        done += got

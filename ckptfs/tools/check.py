@@ -1,0 +1,228 @@
+"""Whether a checkpoint is sound: what its reader noticed, and all of its data read once.
+
+Data are read in blocks of bounded size. Where one cannot be read, its parts are tried one by one, down to a chunk, so
+that every damaged chunk is named and the rest is known to be good.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ckptfs.errors import CkptfsError, CorruptChunk
+from ckptfs.formats.files import OpenFile, read_exactly
+from ckptfs.formats.source import Source
+from ckptfs.formats.zip import data_offset, is_zip, read_directory
+from ckptfs.tensors.file_tensor import FileTensor
+from ckptfs.tensors.scan import count_nan_inf
+from ckptfs.tensors.tensor import Tensor, n_cols, n_elements, n_rows, nbytes
+
+PIECE = 4 << 20
+"""Elements that are read at once, if a chunk has no more."""
+MAX_SHOWN = 100
+"""Damaged parts of one tensor that are named."""
+_MAX_PARTS = 1 << 16
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+_LAYER = re.compile(r"(.*?)\.(\d{1,6})\.", re.ASCII)
+_MAX_LAYERS = 100_000
+_CRC_PIECE = 4 << 20
+Progress = Callable[[int], object]
+Block = tuple[int, int, int, int]
+"""Row, column, rows, columns of a tensor's block view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it should be; *key* is None where it is the whole checkpoint."""
+
+    key: str | None
+    what: str
+    offset: int | None = None
+    """Byte of the file, for damaged data."""
+    block: Block | None = None
+    """(row, column, rows, columns) of what cannot be read: all axes after the first counted as columns."""
+    view: str | None = None
+    """The format in which *key* is one, where it is not the checkpoint's own."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What the checks found."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is as it should be, but could not be looked into."""
+    n_tensors: int = 0
+    nbytes: int = 0
+    """What has been read, tied tensors once."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        problems = [{k: v for k, v in asdict(p).items() if v is not None or k == "key"} for p in self.problems]
+        counts = {"n_tensors": self.n_tensors, "nbytes": self.nbytes}
+        return {"sound": self.sound, **counts, "problems": problems, "notes": self.notes}
+
+
+def check_structure(report: Report, source: Source) -> None:
+    """What the reader noticed: data that are missing or contradict their description, links that lead nowhere."""
+    echoes = set()
+    for item in source.items.values():
+        if item.reason is None:
+            continue
+        echoes.add(f"{item.key}: {item.reason}")
+        if item.kind == "object" and item.class_name is not None:
+            report.notes.append(f"{item.key}: {item.class_name}: {item.reason}")
+        else:
+            report.problems.append(Problem(item.key, item.reason))
+    for warning in source.warnings:
+        if warning not in echoes:
+            key, colon, what = warning.partition(": ")
+            known = bool(colon) and key in source.items
+            report.problems.append(Problem(key, what) if known else Problem(None, warning))
+
+
+def check_data(
+    report: Report,
+    tensors: Mapping[str, Tensor],
+    *,
+    view: str | None = None,
+    values: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Read all of *tensors*, a *view*'s or the checkpoint's own. With *values*, NaN and infinities are problems."""
+    for key, tensor in once(tensors).items():
+        report.n_tensors, nan, inf = report.n_tensors + 1, 0, 0
+        for words in _read(report, key, tensor, view):
+            if values:
+                more = count_nan_inf(tensor.dtype, words.reshape(-1))
+                nan, inf = nan + more[0], inf + more[1]
+            report.nbytes += words.nbytes
+            if progress is not None:
+                progress(words.nbytes)
+        if nan or inf:
+            found = [f"{n} {name}" for n, name in ((nan, "NaN"), (inf, "infinite")) if n]
+            report.problems.append(Problem(key, f"{' and '.join(found)} of {n_elements(tensor.shape)} values"))
+
+
+def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor under its first key; tied keys hold the same object."""
+    first: dict[int, str] = {}
+    for key, tensor in tensors.items():
+        first.setdefault(id(tensor), key)
+    return {key: tensors[key] for key in first.values()}
+
+
+def _read(report: Report, key: str, tensor: Tensor, view: str | None) -> Iterator[Any]:
+    """The words of each block that can be read; the others become problems."""
+    told: set[str] = set()
+    todo = list(_blocks(tensor))[::-1]
+    while todo:
+        block = todo.pop()
+        row, col, rows, cols = block
+        words = np.empty((rows, cols), tensor.dtype.word)
+        try:
+            tensor.read_block(row, col, words)
+        except (CkptfsError, OSError) as error:
+            parts = list(_parts(tensor, block))
+            if len(parts) > 1:
+                todo += parts[::-1]
+            elif str(error) not in told:
+                told.add(str(error))
+                at = error.offset if isinstance(error, CorruptChunk) else None
+                if len(told) <= MAX_SHOWN:
+                    report.problems.append(Problem(key, _short(error, key), at, block, view))
+        else:
+            yield words
+    if len(told) > MAX_SHOWN:
+        report.problems.append(Problem(key, f"and {len(told) - MAX_SHOWN} more parts that cannot be read"))
+
+
+def _short(error: Exception, key: str) -> str:
+    """The message without the path, which is the checkpoint's, and the key."""
+    return str(error).removeprefix(f"{getattr(error, 'path', '')}: ").removeprefix(f"{key}: ")
+
+
+def _blocks(tensor: Tensor) -> Iterator[Block]:
+    """The whole tensor in blocks of at most `PIECE` elements (or one chunk), whose edges are those of chunks."""
+    rows, cols = n_rows(tensor.shape), n_cols(tensor.shape)
+    if not rows * cols:
+        return
+    high, wide = (min(a, b) for a, b in zip(tensor.grain, (rows, cols), strict=True))
+    wide = min(cols, max(wide, PIECE // high // wide * wide))
+    high = min(rows, max(high, PIECE // wide // high * high))
+    yield from _tiles((0, 0, rows, cols), high, wide)
+
+
+def _parts(tensor: Tensor, block: Block) -> Iterator[Block]:
+    """The chunks of *block*; itself where there are none, or far too many."""
+    high, wide = tensor.grain
+    _, _, rows, cols = block
+    if isinstance(tensor, FileTensor) or (high, wide) == (1, 1) or -(-rows // high) * -(-cols // wide) > _MAX_PARTS:
+        return iter([block])
+    return _tiles(block, high, wide)
+
+
+def _tiles(block: Block, high: int, wide: int) -> Iterator[Block]:
+    row, col, rows, cols = block
+    for i in range(row, row + rows, high):
+        for j in range(col, col + cols, wide):
+            yield i, j, min(high, row + rows - i), min(wide, col + cols - j)
+
+
+def check_layers(report: Report, keys: Iterable[str], config: Mapping[str, Any]) -> None:
+    """Whether a Hugging Face model has the layers that its config says; loaders fill gaps with random numbers."""
+    wanted = next((config[name] for name in _LAYERS if type(config.get(name)) is int), None)
+    layers: dict[str, dict[int, int]] = {}
+    for key in keys:
+        if found := _LAYER.match(key):
+            numbers = layers.setdefault(found[1], {})
+            numbers[int(found[2])] = numbers.get(int(found[2]), 0) + 1
+    if wanted is None or not layers:
+        return
+    prefix = max(layers, key=lambda name: sum(layers[name].values()))  # lists of other modules are shorter
+    there, should = set(layers[prefix]), set(range(min(wanted, _MAX_LAYERS)))
+    if there != should:
+        odd = [str(n) for n in sorted(there ^ should)]
+        more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
+        what = f"the config says {wanted} layers: {prefix}.{{{', '.join(odd[:8])}}}{more} are missing or too many"
+        report.problems.append(Problem(None, what))
+
+
+def check_sums(report: Report, source: Source) -> None:
+    """The checksums that torch's zip files have of each tensor's data; those that torch left out are 0."""
+    stored = [t for t in source.tensors().values() if isinstance(t, FileTensor)]
+    for fd in source.fds:
+        mine = [t for t in stored if t.fd == fd]
+        file = OpenFile(mine[0].path if mine else source.path, fd, os.fstat(fd).st_size, 0)
+        if not is_zip(os.pread(fd, 4, 0)):
+            continue
+        archive = read_directory(file)
+        for record in archive.records.values():
+            start = data_offset(archive, record)
+            if record.crc in (0, _crc32(file, start, record.nbytes)):
+                continue
+            keys: list[str | None] = [t.key for t in mine if start <= t.offset < start + record.nbytes]
+            what = f"the checksum of {record.name} is wrong: its data have changed"
+            report.problems += [Problem(key, what, start) for key in keys or [None]]
+
+
+def _crc32(file: OpenFile, start: int, n: int) -> int:
+    crc = 0
+    for at in range(start, start + n, _CRC_PIECE):
+        crc = zlib.crc32(read_exactly(file, at, min(_CRC_PIECE, start + n - at), "a record"), crc)
+    return crc
+
+
+def data_nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that `check_data` reads."""
+    return sum(map(nbytes, once(tensors).values()))

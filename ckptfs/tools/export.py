@@ -1,0 +1,204 @@
+"""Writing a view to disk: the same files that a mount shows, under the names that the public converter gives them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from ckptfs.conversion.hf import View
+from ckptfs.errors import UsageError, WriteError
+from ckptfs.formats.cerebras.lz4_writer import write_lz4
+from ckptfs.formats.cerebras.state import State
+from ckptfs.formats.cerebras.writer import RELEASE, mdl_file
+from ckptfs.formats.extents import File, json_file, text_file
+from ckptfs.formats.huggingface import hf_files, index_file, named_shards
+from ckptfs.formats.torch.writer import torch_file
+from ckptfs.tensors.tensor import Tensor
+from ckptfs.tensors.tensor import nbytes as tensor_nbytes
+from ckptfs.tools.write import new_file, write_file
+from ckptfs.vfs.cerebras import checkpoint_file, model_state, params_file, release_of, state_of
+from ckptfs.vfs.components import parts_of
+from ckptfs.vfs.hf import View as HfView
+from ckptfs.vfs.hf import json_files
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A Cerebras checkpoint with LZ4 chunks: its sizes are known only when it is written."""
+
+    state: State
+    release: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors; about the most that the file can have."""
+        tensors = {id(i.tensor): i.tensor for i in self.state.items.values() if i.tensor is not None}
+        return sum(map(tensor_nbytes, tensors.values()))
+
+    def write(self, path: str, *, force: bool, progress: Progress | None) -> None:
+        with new_file(path, force=force) as output:
+            write_lz4(self.state, output.write_at, release=self.release, progress=progress)
+
+
+Written = File | Compressed
+Files = Mapping[str, Written | dict[str, File]]
+"""Names to files, or to folders of files."""
+
+
+def stem(path: str) -> str:
+    """The name that outputs begin with: *path*'s without its alphabetic extensions.
+
+    ``pytorch_model.bin.index.json`` is ``pytorch_model``, ``checkpoint_1.7.mdl`` is ``checkpoint_1.7``.
+    """
+    name = os.path.basename(os.path.abspath(path))
+    return re.sub(r"(\.[A-Za-z]+)+$", "", name) or name
+
+
+def config_stem(path: str) -> str:
+    """The same for a config, which a folder holds as ``config.json``."""
+    return "config" if os.path.isdir(path) else stem(path)
+
+
+def outputs(
+    view: View,
+    checkpoint: str,
+    config: str | None,
+    *,
+    shard_bytes: int,
+    safetensors: bool,
+    compress: str | None = None,
+    folder: str = "",
+) -> dict[str, Written | dict[str, File]]:
+    """What a conversion writes: names to files, or to folders of files. *config* is the source config's path.
+
+    *compress* is None or ``lz4``, for Cerebras targets; *folder* is where all of it will lie, for configs that name
+    a path. Several components have a folder each, and come from folders whose own names count for nothing.
+    """
+    if view.components and view.tgt == "hf":
+        parts = parts_of(view, folder).items()
+        return {name: hf_outputs(part, shard_bytes=shard_bytes, safetensors=safetensors) for name, part in parts}
+    if view.components:
+        checkpoint, config = "pytorch_model", "config"
+    if view.tgt == "hf":
+        return {f"{stem(checkpoint)}_to_hf": hf_outputs(view, shard_bytes=shard_bytes, safetensors=safetensors)}
+    return {
+        f"{stem(checkpoint)}_to_{view.tgt}.mdl": Compressed(state_of(view), release_of(view.tgt))
+        if compress
+        else checkpoint_file(view),
+        f"{config_stem(config or 'config.json')}_to_{view.tgt}.yaml": params_file(view.config),
+    }
+
+
+def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str, File]:
+    """Numbered shards with their index, also when there is only one, and the config."""
+    if safetensors:
+        return {**hf_files(view.tensors, shard_bytes, numbering="always"), **_configs(view)}
+    named = named_shards(view.tensors, shard_bytes, stem="pytorch_model", suffix=".bin", numbering="always")
+    files = {name: torch_file(part) for name, part in named.items()}
+    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **_configs(view)}
+
+
+def _configs(view: HfView) -> dict[str, File]:
+    """``config.json``, and the JSON files that belong to it."""
+    return json_files({**view.files, "config.json": view.config})
+
+
+def config_output(view: View, path: str, *, folder: str = "") -> dict[str, Written | dict[str, File]]:
+    """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them.
+
+    *view* may be without tensors, *path* is the source config's, *folder* is as in `outputs`.
+    """
+    if view.components:
+        return {name: _configs(part) for name, part in parts_of(view, folder).items()}
+    if view.tgt == "hf":
+        return {f"{config_stem(path)}_to_hf.json": json_file(view.config, indent=4, newline=False)}
+    return {f"{config_stem(path)}_to_{view.tgt}.yaml": params_file(view.config)}
+
+
+def folded_outputs(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], params: str, checkpoint: str, *, release: str | None
+) -> dict[str, File]:
+    """A checkpoint without adapters and its config, under the inputs' names with ``_folded`` before the extension.
+
+    *tensors* are its ``model`` state, which is all that the checkpoint holds.
+    """
+    names = ["{}_folded{}".format(*os.path.splitext(os.path.basename(path))) for path in (checkpoint, params)]
+    return {
+        names[0]: mdl_file(model_state(tensors), release=release or RELEASE),
+        names[1]: text_file(yaml.safe_dump(dict(config), sort_keys=False)),
+    }
+
+
+def nbytes(files: Files) -> int:
+    """Bytes of everything in *files*."""
+    return sum(nbytes({**f}) if isinstance(f, dict) else f.size for f in files.values())
+
+
+def write_outputs(
+    files: Mapping[str, Written | dict[str, File]],
+    folder: str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Write *files* below *folder*, which is made if need be; the paths written.
+
+    Each stands under its name when it is complete, and nothing is left of what failed or was interrupted. Raises
+    `UsageError` before the first byte when one exists (without *force*), `WriteError` when the disk is or runs full.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from error
+    targets = {os.path.join(folder, name): file for name, file in files.items()}
+    for path in targets:
+        if os.path.lexists(path) and not force:
+            raise UsageError(f"{path} exists already; --force writes over it, --output-dir writes elsewhere")
+    _check_room(folder, nbytes(files))
+    for path, file in targets.items():
+        if isinstance(file, File):
+            write_file(file, path, force=force, progress=progress)
+        elif isinstance(file, Compressed):
+            file.write(path, force=force, progress=progress)
+        else:
+            _write_folder(file, path, progress)
+    return list(targets)
+
+
+def _write_folder(files: Mapping[str, File], path: str, progress: Progress | None) -> None:
+    """Write all *files* into a new folder that gets its name when they are complete."""
+    mark = secrets.token_hex(4)
+    temporary, old = f"{path}.{mark}.tmp", f"{path}.{mark}.old"
+    try:
+        os.mkdir(temporary)
+        for name, file in files.items():
+            write_file(file, os.path.join(temporary, name), progress=progress)
+        if os.path.lexists(path):
+            os.rename(path, old)
+        os.rename(temporary, path)
+    except OSError as error:
+        raise WriteError(path, error.errno or errno.EIO, error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if os.path.lexists(path):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_room(folder: str, size: int) -> None:
+    """Refuse before the first byte what cannot fit."""
+    status = os.statvfs(folder)
+    if status.f_flag & os.ST_RDONLY:
+        raise UsageError(f"{folder}: is on a read-only file system; write elsewhere with --output-dir")
+    free = status.f_bavail * status.f_frsize
+    if size > free:
+        raise WriteError(folder, errno.ENOSPC, f"{size} bytes are needed, {free} are free")

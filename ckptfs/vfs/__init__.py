@@ -1,0 +1,1 @@
+"""What a mount looks like: directories, files, names, and which views a checkpoint has. No errno, no FUSE."""
