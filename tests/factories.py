@@ -38,17 +38,19 @@ class ArrayTensor:
     *reads* counts the calls of `read_block`.
     """
 
-    def __init__(self, array: npt.ArrayLike, dtype_name: str | None = None, *, grain: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, array: npt.ArrayLike, dtype_name: str | None = None, *, preferred_block: tuple[int, int] = (1, 1)
+    ) -> None:
         self.array: npt.NDArray[Any] = np.asarray(array)
         name = dtype_name or next(n for n, t in NUMPY_TYPES.items() if t == self.array.dtype)
         self.dtype: DType = DTYPES[name]
         self.shape: tuple[int, ...] = self.array.shape
-        self.grain = grain
+        self.preferred_block = preferred_block
         self.reads = 0
         assert self.array.dtype.itemsize == self.dtype.itemsize
         rows = self.shape[0] if self.shape else 1
         cols = int(np.prod(self.shape[1:], dtype=np.int64))
-        self._words = np.frombuffer(self.bytes, self.dtype.word).reshape(rows, cols)
+        self._words = np.frombuffer(self.bytes, self.dtype.storage_dtype).reshape(rows, cols)
 
     @property
     def bytes(self) -> bytes:
@@ -58,7 +60,7 @@ class ArrayTensor:
     def read_block(self, row: int, col: int, out: npt.NDArray[Any]) -> None:
         """As the protocol says; asserts the caller's side of it."""
         assert out.ndim == 2
-        assert out.dtype == self.dtype.word
+        assert out.dtype == self.dtype.storage_dtype
         rows, cols = out.shape
         assert row >= 0 and col >= 0
         assert row + rows <= self._words.shape[0] and col + cols <= self._words.shape[1]

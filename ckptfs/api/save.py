@@ -19,9 +19,9 @@ from ckptfs.errors import UsageError
 from ckptfs.formats.cerebras.lz4_writer import write_lz4
 from ckptfs.formats.cerebras.state import State, plain_leaf, state_tree
 from ckptfs.formats.cerebras.writer import RELEASE, mdl_file
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.dtypes import DTYPES, DType
-from ckptfs.tensors.tensor import Shape, Words
+from ckptfs.tensors.tensor import Elements, Shape
 from ckptfs.tools.write import new_file, write_file
 
 
@@ -72,7 +72,7 @@ def save_state(
 def _of_source(source: Source) -> State:
     """The state of an open checkpoint; that of a flat format is one dict."""
     keys = tuple(source.items)
-    return State(source.tree or Node("dict", keys, keys), source.items)
+    return State(source.tree or Container("dict", keys, keys), source.items)
 
 
 def _leaf(key: str, value: object) -> tuple[Item, Hashable]:
@@ -100,12 +100,12 @@ class MemoryTensor:
         return self.array.shape
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         return 1, 1
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         rows = self.array[row : row + len(out)] if self.array.ndim else self.array
-        native = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).view(self.dtype.word)
+        native = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).view(self.dtype.storage_dtype)
         out[...] = native.reshape(len(out), -1)[:, col : col + out.shape[1]]
 
 

@@ -37,5 +37,5 @@ def describe(source: Source, **options: Any) -> tuple[dict[str, Any], str | None
 def view_facts(source: Source, view: View | None) -> dict[str, Any]:
     """The facts of *source*, with the family that *view* found."""
     if view is None:
-        return facts(source, family=resolve.told_family(source))
+        return facts(source, family=resolve.recorded_family(source))
     return facts(source, family=view.model, views={str(view.tgt): {"n_tensors": len(view.tensors)}})

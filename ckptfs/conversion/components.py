@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, SideTable
 from ckptfs.conversion.rules import Context, Extra, Make, Rule, Second, under
 from ckptfs.errors import ConfigError, MissingKeys
 from ckptfs.tensors.tensor import Tensor
@@ -45,8 +45,8 @@ def component(folder: str, keys: str, section: str, rules: Iterable[Rule]) -> li
             rule,
             when=seen(rule.when) if rule.when else None,
             hf_choice=seen(rule.hf_choice) if rule.hf_choice else None,
-            hf_makes=extras(rule.hf_makes),
-            cs_makes=extras(rule.cs_makes),
+            hf_extra=extras(rule.hf_extra),
+            cs_extra=extras(rule.cs_extra),
         )
         for rule in rules
     ]
@@ -58,9 +58,9 @@ def component_config(folder: str, section: str, table: ConfigTable) -> ConfigTab
     hf, cs = f"{folder}/", f"{section}/"
     return ConfigTable(
         names={hf + theirs: cs + ours for theirs, ours in table.names.items()},
-        lenses=tuple(
-            Lens(_all(hf, lens.hf), _all(cs, lens.cs), _inside(lens.to_cs, hf, cs), _inside(lens.to_hf, cs, hf))
-            for lens in table.lenses
+        transforms=tuple(
+            FieldTransform(_all(hf, t.hf), _all(cs, t.cs), _inside(t.to_cs, hf, cs), _inside(t.to_hf, cs, hf))
+            for t in table.transforms
         ),
         hf=_side(table.hf, hf),
         cs=_side(table.cs, cs),
@@ -71,7 +71,7 @@ def joined(*tables: ConfigTable) -> ConfigTable:
     """One table that does what all of *tables* do."""
     return ConfigTable(
         names={k: v for table in tables for k, v in table.names.items()},
-        lenses=tuple(lens for table in tables for lens in table.lenses),
+        transforms=tuple(transform for table in tables for transform in table.transforms),
         hf=_one_side([table.hf for table in tables]),
         cs=_one_side([table.cs for table in tables]),
     )

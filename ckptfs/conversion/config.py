@@ -1,8 +1,8 @@
 """Config tables: how a Hugging Face ``config.json`` and the ``model`` section of a Cerebras config become each other.
 
-Most fields are renames or constants; a `Lens` is for the few that read or write several fields. The order of work
-is the public converter's: fill the source's defaults, prepare, check and convert field by field in the order of the
-source, add the result's defaults. Fields that nobody knows are left out silently, as there.
+Most fields are renames or constants; a `FieldTransform` is for the few that read or write several fields. The order
+of work is the public converter's: fill the source's defaults, prepare, check and convert field by field in the order
+of the source, add the result's defaults. Fields that nobody knows are left out silently, as there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 class Fields(Mapping[str, Any]):
-    """The source config as a lens sees it: a mapping that knows how to complain."""
+    """The source config as a transform sees it: a mapping that knows how to complain."""
 
     def __init__(self, model: str, values: Config) -> None:
         self.model = model
@@ -48,7 +48,7 @@ Convert: TypeAlias = Callable[[Fields], Config]
 
 
 @dataclass(frozen=True, slots=True)
-class Lens:
+class FieldTransform:
     """Fields that are computed together. *to_cs* runs once when one of the *hf* fields is there, and the other way."""
 
     hf: tuple[str, ...]
@@ -90,7 +90,7 @@ class ConfigTable:
     names: Mapping[str, str]
     hf: SideTable
     cs: SideTable
-    lenses: tuple[Lens, ...] = ()
+    transforms: tuple[FieldTransform, ...] = ()
     outside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def side(self, side: Side) -> SideTable:
@@ -110,19 +110,19 @@ class ConfigTable:
         fields = Fields(model, source)
         _check(fields, self.side(frm).must, self.side(to).must)
         rename = dict(self.names) if to == "cs" else {cs: hf for hf, cs in self.names.items()}
-        lenses: dict[str, list[Lens]] = {}
-        for lens in self.lenses:
-            for name in lens.side(frm):
-                lenses.setdefault(name, []).append(lens)
+        transforms: dict[str, list[FieldTransform]] = {}
+        for transform in self.transforms:
+            for name in transform.side(frm):
+                transforms.setdefault(name, []).append(transform)
         result: dict[str, Any] = {}
         done: set[int] = set()
         for name, value in fields.items():
             if name in rename:
                 result[rename[name]] = value
-            for lens in lenses.get(name, ()):
-                if id(lens) not in done:
-                    done.add(id(lens))
-                    result |= _computed(lens.to(to), fields, lens.side(frm))
+            for transform in transforms.get(name, ()):
+                if id(transform) not in done:
+                    done.add(id(transform))
+                    result |= _computed(transform.to(to), fields, transform.side(frm))
         return result | {k: v for k, v in self.side(to).add.items() if k not in result}
 
 
@@ -196,7 +196,7 @@ def filled(config: Config, defaults: Config) -> dict[str, Any]:
     return values
 
 
-def choice(hf: str, cs: str, pairs: Mapping[Any, Any]) -> Lens:
+def choice(hf: str, cs: str, pairs: Mapping[Any, Any]) -> FieldTransform:
     """A field whose values are renamed, one to one; other values are refused."""
     back = {b: a for a, b in pairs.items()}
 
@@ -209,4 +209,4 @@ def choice(hf: str, cs: str, pairs: Mapping[Any, Any]) -> Lens:
 
         return to
 
-    return Lens((hf,), (cs,), convert(hf, cs, pairs), convert(cs, hf, back))
+    return FieldTransform((hf,), (cs,), convert(hf, cs, pairs), convert(cs, hf, back))

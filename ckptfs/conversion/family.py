@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias
 
 from ckptfs.conversion.config import ConfigTable
 from ckptfs.conversion.folding.mup import DECODER, Rules
-from ckptfs.conversion.format_names import CURRENT, Format, Release
+from ckptfs.conversion.format_names import CURRENT, ModelFormat, Release
 from ckptfs.conversion.rules import Context, Side, Table
 from ckptfs.tensors.tensor import Tensor
 
-Completes: TypeAlias = Callable[[Context, Mapping[str, Tensor]], Mapping[str, Tensor]]
+AddMissing: TypeAlias = Callable[[Context, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def no_files(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -58,7 +58,7 @@ class Family:
     """The family itself, for a name whose table depends on the config (``config.json``, or the ``model`` section)."""
     newest_config: bool = False
     """Whether Cerebras configs of all releases are written as the newest one's."""
-    nameless: bool = False
+    writes_name: bool = True
     """Whether Cerebras configs do without ``model.name``."""
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
@@ -72,7 +72,7 @@ class Family:
     """JSON files beside the configs, by path, for the configs by component."""
     paths: tuple[str, ...] = ()
     """Fields of the configs (``folder/field``) that say where another component lies."""
-    completes: Completes = nothing_more
+    add_missing: AddMissing = nothing_more
     """Makes what a Cerebras result lacks as a whole, such as a projector, from the tensors that it has."""
     older: tuple[Family, ...] = ()
     """This family in older releases that differ, oldest first; the first that covers a release counts."""
@@ -80,18 +80,18 @@ class Family:
     """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
     alias_of: str = ""
     """The name of the family that this one is another name of."""
-    cs_marks: Mapping[str, Any] = field(default_factory=dict)
+    cs_discriminator: Mapping[str, Any] = field(default_factory=dict)
     """Fields that tell its Cerebras configs from those of another model under the same *cs_name*."""
     hf_side: bool = True
     """Whether there is a Hugging Face model; without one, a family is known between Cerebras releases only."""
 
-    def covers(self, cerebras: Format) -> bool:
+    def covers(self, cerebras: ModelFormat) -> bool:
         """Whether this layout is the one of that Cerebras format."""
         release = cerebras.release
         known = release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
         return known and self.hf_side
 
-    def at(self, cerebras: Format) -> Family:
+    def at(self, cerebras: ModelFormat) -> Family:
         """This family as that Cerebras format has it."""
         return next((family for family in self.older if family.covers(cerebras)), self)
 
@@ -113,4 +113,4 @@ class Family:
 
     def span(self) -> str:
         """The first and the last Cerebras format that this family holds for."""
-        return f"{Format(self.since, self.variant).name} … {Format(self.until, self.variant).name}"
+        return f"{ModelFormat(self.since, self.variant).name} … {ModelFormat(self.until, self.variant).name}"

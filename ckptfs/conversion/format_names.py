@@ -22,7 +22,7 @@ a model that is (to be) taken out of or into such training, and the config in ne
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ModelFormat:
     """``hf`` (release None) or a Cerebras release. A release is a pair of numbers: 2.10 comes after 2.9.
 
     *variant* is one of `VARIANTS`, or empty for the release's usual layout.
@@ -38,10 +38,10 @@ class Format:
         return "cs-{}.{}".format(*self.release) + (f"-{self.variant}" if self.variant else "")
 
 
-HF = Format()
+HF = ModelFormat()
 
 
-def parse_format(text: str, *, auto: str | None = None) -> Format:
+def parse_format(text: str, *, auto: str | None = None) -> ModelFormat:
     """The format called *text*. ``cs-auto`` is the release *auto* ("2.9.1") that the checkpoint itself tells.
 
     A variant may follow any of the names of releases: ``cs-2.9-dpo``, ``cs-current-dpo``.
@@ -56,7 +56,7 @@ def parse_format(text: str, *, auto: str | None = None) -> Format:
     variant = found[2] or ""
     if variant and release < VARIANTS[variant]:
         raise UsageError("unknown format {!r}: -{} exists from cs-{}.{} on".format(text, variant, *VARIANTS[variant]))
-    return Format(release, variant)
+    return ModelFormat(release, variant)
 
 
 def _release(text: str, auto: str | None) -> Release | None:

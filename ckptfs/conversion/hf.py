@@ -14,7 +14,7 @@ from ckptfs.conversion.components import by_component, flat, in_one, nest, parts
 from ckptfs.conversion.config import bring_in, filled, put_out
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding import lora, mup
-from ckptfs.conversion.format_names import CURRENT, HF, Format
+from ckptfs.conversion.format_names import CURRENT, HF, ModelFormat
 from ckptfs.conversion.rules import Context, Side
 from ckptfs.conversion.sections import model_section, with_model_section
 from ckptfs.errors import ConfigError, MappingError, MissingField, NoPath
@@ -53,8 +53,8 @@ def make_view(
     source: Source,
     family: Family,
     config: Mapping[str, Any],
-    src: Format,
-    tgt: Format,
+    src: ModelFormat,
+    tgt: ModelFormat,
     *,
     drop_unmatched: bool = False,
 ) -> View:
@@ -68,7 +68,7 @@ def make_view(
     return _to_cs(source, family, config, tgt, drop_unmatched)
 
 
-def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Format, drop_unmatched: bool) -> View:
+def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: ModelFormat, drop_unmatched: bool) -> View:
     config, held, warnings = without_lora(family.name, config, model_state(source))
     model, how = _unfolded(family, config, src)
     if how and family.mup == "config":
@@ -93,7 +93,7 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Forma
     )
 
 
-def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Format, drop_unmatched: bool) -> View:
+def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: ModelFormat, drop_unmatched: bool) -> View:
     whole = cs_config(family, config, tgt)
     config = _flat_hf(family, config)
     hf = family.hf_config(config).source(family.name, config, "hf")
@@ -101,14 +101,14 @@ def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: Forma
     context = Context(family.name, family.dims(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
-    more = family.completes(context, tensors)
+    more = family.add_missing(context, tensors)
     return View(
         *(family.name, "hf", tgt.name, {**tensors, **more}, whole, dropped, (*made, *more)),
         components=family.components,
     )
 
 
-def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], dict[str, Any]]:
+def hf_config(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[dict[str, Any], dict[str, Any]]:
     """``config.json`` for a whole Cerebras config of release *src*, and the filled ``model`` section it was made from.
 
     muP fields are taken out first, or refused.
@@ -124,7 +124,7 @@ def hf_config(family: Family, config: Mapping[str, Any], src: Format) -> tuple[d
     return nest(hf), cs
 
 
-def _unfolded(family: Family, config: Mapping[str, Any], src: Format) -> tuple[dict[str, Any], mup.Style | None]:
+def _unfolded(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[dict[str, Any], mup.Style | None]:
     """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
     model = bring_in(flat(model_section(config), family.sections), config, family.config.outside)
     styles = [mup.style(family.name, part) for part in parts(model, family.sections) if family.mup != "own"]
@@ -168,7 +168,7 @@ def without_lora(
     return with_model_section(lora.without_callback(config), folded.config), folded.tensors, folded.warnings
 
 
-def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[str, Any]:
+def cs_config(family: Family, config: Mapping[str, Any], tgt: ModelFormat) -> dict[str, Any]:
     """The whole Cerebras config of release *tgt* for a ``config.json``."""
     assert tgt.release is not None
     config = _flat_hf(family, config)
@@ -176,13 +176,13 @@ def cs_config(family: Family, config: Mapping[str, Any], tgt: Format) -> dict[st
     cs = table.convert(family.name, table.source(family.name, config, "hf"), "cs")
     halves = [config[f"{prefix}use_bfloat16"] for prefix in family.prefixes() if f"{prefix}use_bfloat16" in config]
     if tgt.release >= (2, 4) or family.newest_config:
-        cs |= {} if family.nameless or "name" in cs else {"name": family.cs_name}
+        cs |= {"name": family.cs_name} if family.writes_name and "name" not in cs else {}
     elif (2, 1) <= tgt.release <= (2, 3) and halves:
         cs.setdefault("fp16_type", "bfloat16" if any(halves) else "float16")
     return put_out(nest(cs), table.outside)
 
 
-def resolved(family: Family, config: Mapping[str, Any], src: Format, tgt: Format) -> Family:
+def resolved(family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat) -> Family:
     """*family* as the source config makes it. Raises `NoPath` where it does not connect these formats."""
     if family.resolve is not None:
         check_path(family, src, tgt)
@@ -191,7 +191,7 @@ def resolved(family: Family, config: Mapping[str, Any], src: Format, tgt: Format
     return family.at(tgt if src == HF else src)
 
 
-def check_path(family: Family, src: Format, tgt: Format) -> None:
+def check_path(family: Family, src: ModelFormat, tgt: ModelFormat) -> None:
     """`NoPath` unless one of the formats is hf and the family holds for the release of the other."""
     if (src == HF) == (tgt == HF) or not family.covers(tgt if src == HF else src):
         raise NoPath(family.name, src.name, tgt.name, family.known())

@@ -17,14 +17,14 @@ from ckptfs.tensors.elementwise import elementwise
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.tensors.transpose import Transposed
 from ckptfs.tensors.views import (
-    ColJoin,
-    ColSlice,
-    InnerOrder,
+    ConcatColumns,
+    ConcatRows,
     Order,
+    PermutedAxes,
+    PermutedRows,
     Reshaped,
-    RowJoin,
-    RowOrder,
-    RowSlice,
+    SlicedColumns,
+    SlicedRows,
     closed_block,
     heads_to_parts,
     inverse,
@@ -54,13 +54,13 @@ class Transpose:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Cut one tensor by rows into parts whose sizes relate as *ratio* (dims names or numbers); inverse: `Glue`."""
+class Split:
+    """Cut one tensor by rows into parts whose sizes relate as *ratio* (dims names or numbers); inverse: `Concat`."""
 
     ratio: tuple[str | int, ...]
 
     def inverse(self) -> Op:
-        return Glue(self.ratio)
+        return Concat(self.ratio)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         (x,) = xs
@@ -69,19 +69,19 @@ class Cut:
             raise ShapeError("packed tensor", x.shape, f"its rows must divide into {sum(shares)} equal shares")
         unit, start, parts = x.shape[0] // sum(shares), 0, []
         for share in shares:
-            parts.append(RowSlice(x, start, start + share * unit))
+            parts.append(SlicedRows(x, start, start + share * unit))
             start += share * unit
         return list(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Glue:
-    """Put the parts of a `Cut` below each other again."""
+class Concat:
+    """Put the parts of a `Split` below each other again."""
 
     ratio: tuple[str | int, ...]
 
     def inverse(self) -> Op:
-        return Cut(self.ratio)
+        return Split(self.ratio)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         first = xs[0]
@@ -89,25 +89,25 @@ class Glue:
             if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype or not x.shape:
                 want = f"its columns and dtype must be those of {first.shape} {first.dtype.name}"
                 raise ShapeError("part of a packed tensor", x.shape, want)
-        return [RowJoin(tuple(xs))]
+        return [ConcatRows(tuple(xs))]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PermuteRows:
     """Reorder the rows of each tensor. *order* gives ``cs = hf[order]`` from dims and the number of rows."""
 
     order: Callable[[Dims, int], Order]
     back: bool = False
 
     def inverse(self) -> Op:
-        return Rows(self.order, not self.back)
+        return PermuteRows(self.order, not self.back)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         return [self._reorder(x, dims) for x in xs]
 
     def _reorder(self, x: Tensor, dims: Dims) -> Tensor:
         rows = x.shape[0] if x.shape else 1
-        return RowOrder(x, *_order_and_block(self.order, tuple(dims.items()), rows, self.back))
+        return PermutedRows(x, *_order_and_block(self.order, tuple(dims.items()), rows, self.back))
 
 
 @lru_cache(maxsize=64)
@@ -123,13 +123,13 @@ def _order_and_block(
 
 
 @dataclass(frozen=True, slots=True)
-class FirstRowLast:
+class RollRows:
     """The first row of each tensor goes to the end; the others keep their order."""
 
     back: bool = False
 
     def inverse(self) -> Op:
-        return FirstRowLast(not self.back)
+        return RollRows(not self.back)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         return [self._moved(x) for x in xs]
@@ -139,7 +139,7 @@ class FirstRowLast:
         if n < 2:
             return x
         cut = n - 1 if self.back else 1
-        return RowJoin((RowSlice(x, cut, n), RowSlice(x, 0, cut)))
+        return ConcatRows((SlicedRows(x, cut, n), SlicedRows(x, 0, cut)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +156,13 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrange:
+class Reorder:
     """The tensors of the list in another order: result i is tensor ``order[i]``."""
 
     order: tuple[int, ...]
 
     def inverse(self) -> Op:
-        return Arrange(tuple(self.order.index(i) for i in range(len(self.order))))
+        return Reorder(tuple(self.order.index(i) for i in range(len(self.order))))
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         return [xs[i] for i in self.order]
@@ -180,7 +180,7 @@ class Stack:
         for x in xs:
             if x.shape != first or len(first) != 2:
                 raise ShapeError("stacked tensor", x.shape, f"all must be matrices of one shape, as {first}")
-        return [ColJoin(tuple(xs), (first[0], len(xs), first[1]))]
+        return [ConcatColumns(tuple(xs), (first[0], len(xs), first[1]))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,30 +195,30 @@ class Unstack:
         if len(x.shape) != 3:
             raise ShapeError("stacked tensor", x.shape, "it must have three axes (out, n, in)")
         rows, n, cols = x.shape
-        return [ColSlice(x, i * cols, (rows, cols)) for i in range(n)]
+        return [SlicedColumns(x, i * cols, (rows, cols)) for i in range(n)]
 
 
 @dataclass(frozen=True, slots=True)
-class First:
-    """The first of several copies of one tensor; inverse: `Copies`, as many as dims has under *n*."""
+class TakeFirst:
+    """The first of several copies of one tensor; inverse: `Repeat`, as many as dims has under *n*."""
 
     n: str
 
     def inverse(self) -> Op:
-        return Copies(self.n)
+        return Repeat(self.n)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         return xs[:1]
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """The same tensor several times; inverse: `First`."""
+class Repeat:
+    """The same tensor several times; inverse: `TakeFirst`."""
 
     n: str
 
     def inverse(self) -> Op:
-        return First(self.n)
+        return TakeFirst(self.n)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         return xs * dims[self.n]
@@ -245,7 +245,7 @@ class Reshape:
 
 
 @dataclass(frozen=True, slots=True)
-class Patches:
+class ConvToLinear:
     """A convolution's kernel (out, channels, side, side) <-> a matrix (out, side * side * channels), channels last.
 
     *channels* and *side* are dims names.
@@ -256,7 +256,7 @@ class Patches:
     back: bool = False
 
     def inverse(self) -> Op:
-        return Patches(self.channels, self.side, not self.back)
+        return ConvToLinear(self.channels, self.side, not self.back)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         n, side = dims[self.channels], dims[self.side]
@@ -266,23 +266,23 @@ class Patches:
         for x in xs:
             if x.shape[1:] != given:
                 raise ShapeError("patch embedding", x.shape, f"patches must be {side} x {side} with {n} channels")
-        return [InnerOrder(x, inner, axes, (x.shape[0], *wanted)) for x in xs]
+        return [PermutedAxes(x, inner, axes, (x.shape[0], *wanted)) for x in xs]
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class AddScalar:
     """Add *number* in the tensor's own dtype. Not exact: rounding loses bits, so back again may differ."""
 
     number: float
 
     def inverse(self) -> Op:
-        return Add(-self.number)
+        return AddScalar(-self.number)
 
     def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
         return [elementwise(x, ("add", self.number)) for x in xs]
 
 
-def rope(heads: str | int) -> Op:
+def permute_for_rope(heads: str | int) -> Op:
     """Half-split rotary rows <-> interleaved pairs, for *heads* heads (a dims name or a number)."""
 
     def order(dims: Dims, n_rows: int) -> Order:
@@ -293,10 +293,10 @@ def rope(heads: str | int) -> Op:
             raise ShapeError("rotary projection", (n_rows,), want)
         return rope_pairs(n, n_rows // n, rotary)
 
-    return Rows(order)
+    return PermuteRows(order)
 
 
-def unpack_heads(groups: str | int, parts: tuple[str | int, ...]) -> Op:
+def ungroup_heads(groups: str | int, parts: tuple[str | int, ...]) -> Op:
     """Rows packed head by head (or group by group) <-> rows packed part by part; see `heads_to_parts`."""
 
     def order(dims: Dims, n_rows: int) -> Order:
@@ -306,4 +306,4 @@ def unpack_heads(groups: str | int, parts: tuple[str | int, ...]) -> Op:
             raise ShapeError("packed projection", (n_rows,), f"its rows must divide by {n} x {sum(shares)} heads")
         return heads_to_parts(n, shares, n_rows // (n * sum(shares)))
 
-    return Rows(order)
+    return PermuteRows(order)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptfs.conversion import hf
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.format_names import CURRENT, HF, Format
+from ckptfs.conversion.format_names import CURRENT, HF, ModelFormat
 from ckptfs.conversion.hf import View
 from ckptfs.errors import NoPath
 from ckptfs.formats.source import Item, Source
@@ -24,8 +24,8 @@ def make_view(
     source: Source,
     family: Family,
     config: Mapping[str, Any],
-    src: Format,
-    tgt: Format,
+    src: ModelFormat,
+    tgt: ModelFormat,
     *,
     dataloader: Mapping[str, Any] | None = None,
     drop_unmatched: bool = False,
@@ -46,7 +46,7 @@ def make_view(
 
 
 def config_as(
-    family: Family, config: Mapping[str, Any], src: Format, tgt: Format, *, warnings: list[str] | None = None
+    family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat, *, warnings: list[str] | None = None
 ) -> Mapping[str, Any]:
     """The whole *config* in another format; what a user should know is added to *warnings*. Errors as `make_view`'s."""
     from ckptfs.conversion.releases import convert
@@ -63,7 +63,7 @@ def config_as(
 
 
 def _with_hf(
-    source: Source, family: Family, config: Mapping[str, Any], src: Format, tgt: Format, drop_unmatched: bool
+    source: Source, family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat, drop_unmatched: bool
 ) -> View:
     near = _near(family, src, tgt)
     if near in (src, tgt):
@@ -82,10 +82,10 @@ def _with_hf(
     return replace(view, tgt=tgt.name, tensors=hf.model_state(done.source), config=done.config, warnings=warnings)
 
 
-def _near(family: Family, src: Format, tgt: Format) -> Format:
+def _near(family: Family, src: ModelFormat, tgt: ModelFormat) -> ModelFormat:
     """The Cerebras format that Hugging Face is connected with, nearest to *src* or *tgt*; `NoPath` without a way."""
     wanted = src if tgt == HF else tgt
-    near = Format(min(max(wanted.release or CURRENT, family.since), family.until), family.variant)
+    near = ModelFormat(min(max(wanted.release or CURRENT, family.since), family.until), family.variant)
     if near == wanted and family.covers(near):
         return near
     from ckptfs.conversion.releases import convert

@@ -94,7 +94,9 @@ def by_cs_config(name: str, model: Mapping[str, Any]) -> list[Family]:
         return []
     others = [f for f in FAMILIES.values() if f.cs_name == first.cs_name and not f.alias_of]
     found = [first, *(f for f in others if f.config is not first.config)]
-    return sorted(found, key=lambda f: not f.cs_marks or any(model.get(k) != v for k, v in f.cs_marks.items()))
+    return sorted(
+        found, key=lambda f: not f.cs_discriminator or any(model.get(k) != v for k, v in f.cs_discriminator.items())
+    )
 
 
 def by_hf_config(config: Mapping[str, Any]) -> list[Family]:
@@ -153,7 +155,7 @@ def describe(name: str) -> dict[str, Any]:
         "tensors": list(_rules(f)),
         "config": {
             "names": dict(f.config.names),
-            "computed": [{"hf": list(lens.hf), "cs": list(lens.cs)} for lens in f.config.lenses],
+            "computed": [{"hf": list(transform.hf), "cs": list(transform.cs)} for transform in f.config.transforms],
             **{side: {p: _plain(getattr(f.config.side(side), p)) for p in ("must", "fill", "add")} for side in SIDES},
         },
     }

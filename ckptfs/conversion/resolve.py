@@ -12,7 +12,7 @@ from typing import Any
 from ckptfs.conversion import hf, registry
 from ckptfs.conversion import plan as conversion
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.format_names import HF, Format, parse_format
+from ckptfs.conversion.format_names import HF, ModelFormat, parse_format
 from ckptfs.conversion.sections import model_section
 from ckptfs.errors import (
     CkptfsError,
@@ -59,7 +59,7 @@ def prepare(
         return None, str(e)
 
 
-def told_family(source: Source) -> str | None:
+def recorded_family(source: Source) -> str | None:
     """The family that the checkpoint names itself, also where its config cannot be converted; None when it does not."""
     if source.metadata:
         found = registry.by_cs_name(str(source.metadata[-1].get("model_name") or ""))
@@ -138,7 +138,7 @@ def config_view(
     )
 
 
-def _in_full(fmt: Format, name: str | None, family: Family) -> Format:
+def _in_full(fmt: ModelFormat, name: str | None, family: Family) -> ModelFormat:
     """The family's variant of *fmt*, unless *name* says which release it is: ``cs-2.9`` is not ``cs-2.9-dpo``."""
     if fmt == HF or name not in (None, "cs-auto", "cs-current"):
         return fmt
@@ -152,7 +152,7 @@ def _inputs(config: PathLike | Mapping[str, Any] | None, values: Mapping[str, An
     return configured_state(values, "" if isinstance(config, Mapping) else os.path.dirname(os.fspath(config)))
 
 
-def _fallback(tgt: Format) -> str | None:
+def _fallback(tgt: ModelFormat) -> str | None:
     """HF <-> CS tensors are the same for all releases of a layout, so an unknown release is taken as the current."""
     return "2.10" if tgt == HF else None
 

@@ -72,7 +72,7 @@ class Extra:
 class Rule:
     """Tensors under the *hf* templates are, after *ops*, those under the *cs* templates.
 
-    A side without templates is dropped on the way there and never written. ``hf_makes``/``cs_makes`` are keys that
+    A side without templates is dropped on the way there and never written. ``hf_extra``/``cs_extra`` are keys that
     exist on that side only: written next to the rule's own when going there, dropped when met coming from there.
     ``hf_also``/``cs_also`` are other names accepted when reading, set after set where the rule has several tensors.
     *over* names a field that runs over the tensors of one group (experts). *when* limits the rule to some configs.
@@ -85,8 +85,8 @@ class Rule:
     over: str | None = None
     hf_also: tuple[Template, ...] = ()
     cs_also: tuple[Template, ...] = ()
-    hf_makes: tuple[Extra, ...] = ()
-    cs_makes: tuple[Extra, ...] = ()
+    hf_extra: tuple[Extra, ...] = ()
+    cs_extra: tuple[Extra, ...] = ()
     when: When | None = None
     hf_choice: Choice | None = None
 
@@ -97,7 +97,7 @@ class Rule:
         return self.hf_also if side == "hf" else self.cs_also
 
     def makes(self, side: Side) -> tuple[Extra, ...]:
-        return self.hf_makes if side == "hf" else self.cs_makes
+        return self.hf_extra if side == "hf" else self.cs_extra
 
     def steps(self, to: Side) -> tuple[Op, ...]:
         """The ops that lead to that side."""
@@ -253,7 +253,7 @@ def same(
 
 
 def split(hf: str, cs: Iterable[str], *ops: Op) -> Rule:
-    """One packed Hugging Face tensor, several Cerebras tensors; *ops* lead from one to several (`Cut`, `Each`)."""
+    """One packed Hugging Face tensor, several Cerebras tensors; *ops* lead from one to several (`Split`, `Each`)."""
     return Rule((Template(hf),), _all(cs), ops)
 
 
@@ -272,14 +272,14 @@ def cs_only(*keys: str) -> list[Rule]:
     return [Rule((), (Template(key),)) for key in keys]
 
 
-def making_cs(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
+def with_cs_extra(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
     """*rule*, which besides its own keys writes these on the Cerebras side (and drops them when they are met there)."""
-    return replace(rule, cs_makes=rule.cs_makes + _makes(makes, last, there))
+    return replace(rule, cs_extra=rule.cs_extra + _makes(makes, last, there))
 
 
-def making_hf(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
+def with_hf_extra(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
     """*rule*, which besides its own keys writes these on the Hugging Face side (and drops them there)."""
-    return replace(rule, hf_makes=rule.hf_makes + _makes(makes, last, there))
+    return replace(rule, hf_extra=rule.hf_extra + _makes(makes, last, there))
 
 
 def only_when(when: When, *rules: Rule) -> list[Rule]:
@@ -296,8 +296,8 @@ def under(hf: str, cs: str, rules: Iterable[Rule]) -> list[Rule]:
             cs=tuple(t.prefixed(cs) for t in rule.cs),
             hf_also=tuple(t.prefixed(hf) for t in rule.hf_also),
             cs_also=tuple(t.prefixed(cs) for t in rule.cs_also),
-            hf_makes=tuple(replace(e, template=e.template.prefixed(hf)) for e in rule.hf_makes),
-            cs_makes=tuple(replace(e, template=e.template.prefixed(cs)) for e in rule.cs_makes),
+            hf_extra=tuple(replace(e, template=e.template.prefixed(hf)) for e in rule.hf_extra),
+            cs_extra=tuple(replace(e, template=e.template.prefixed(cs)) for e in rule.cs_extra),
         )
         for rule in rules
     ]

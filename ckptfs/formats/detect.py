@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ckptfs.errors import UnknownFormat, UsageError
-from ckptfs.formats.files import OpenFile, open_file, read_exactly
+from ckptfs.formats.files import SourceFile, open_file, read_exactly
 from ckptfs.formats.huggingface import open_folder, open_index, open_weights, with_config
 from ckptfs.formats.source import Source
 from ckptfs.tensors.cache import TileCache
@@ -42,7 +42,7 @@ def open_source(path: str | os.PathLike[str], cache: TileCache, *, follow_links:
     raise UnknownFormat(name, _why_unknown(head))
 
 
-def has_hdf5_signature(file: OpenFile) -> bool:
+def has_hdf5_signature(file: SourceFile) -> bool:
     """Whether the signature stands at byte 0, 512, 1024, 2048 … (HDF5 allows a user block of such a size)."""
     at = 0
     while at + len(HDF5_SIGNATURE) <= file.size:

@@ -1,6 +1,6 @@
 """A file that does not exist, described as extents: literal bytes and tensor data at known offsets.
 
-Sizes and offsets are fixed when a layout is made, from headers alone. `File.read_into` evaluates just the
+Sizes and offsets are fixed when a layout is made, from headers alone. `ExtentFile.read_into` evaluates just the
 part asked for; the mount and every writer read through it, so they cannot differ.
 """
 
@@ -20,7 +20,7 @@ Body = bytes | Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ExtentFile:
     """Bodies laid end to end. *starts* has each body's offset and, at its end, the file's size."""
 
     bodies: tuple[Body, ...]
@@ -54,14 +54,14 @@ class File:
         return bisect_right(self.starts, offset) - 1
 
 
-def file_of(bodies: Iterable[Body]) -> File:
+def file_of(bodies: Iterable[Body]) -> ExtentFile:
     """A file made of these bodies, one after the other."""
     kept = tuple(bodies)
     sizes = (len(b) if isinstance(b, bytes) else nbytes(b) for b in kept)
-    return File(kept, tuple(accumulate(sizes, initial=0)))
+    return ExtentFile(kept, tuple(accumulate(sizes, initial=0)))
 
 
-def json_file(value: object, *, indent: int | None = 2, newline: bool = True, sort_keys: bool = False) -> File:
+def json_file(value: object, *, indent: int | None = 2, newline: bool = True, sort_keys: bool = False) -> ExtentFile:
     """*value* as JSON in Python's spelling: exact integers, shortest floats, ``NaN`` and ``Infinity`` bare.
 
     Any mapping is an object, tuples are arrays. Raises `UsageError` for what JSON cannot say.
@@ -73,12 +73,12 @@ def json_file(value: object, *, indent: int | None = 2, newline: bool = True, so
     return text_file(text + "\n" if newline else text)
 
 
-def text_file(text: str) -> File:
+def text_file(text: str) -> ExtentFile:
     """*text* in UTF-8."""
     return file_of([text.encode("utf-8", "surrogatepass")])
 
 
-def raw_file(tensor: Tensor) -> File:
+def raw_file(tensor: Tensor) -> ExtentFile:
     """The tensor's bare bytes: C order, little-endian."""
     return file_of([tensor])
 

@@ -23,7 +23,7 @@ MAX_NBYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFile:
+class SourceFile:
     """A regular file, open for reading."""
 
     path: str
@@ -32,7 +32,7 @@ class OpenFile:
     mtime_ns: int
 
 
-def open_file(path: str | os.PathLike[str]) -> OpenFile:
+def open_file(path: str | os.PathLike[str]) -> SourceFile:
     """Open a regular file; `UsageError` when it is not there, `SourceError` when it cannot be read."""
     name = os.fspath(path)
     try:
@@ -46,10 +46,10 @@ def open_file(path: str | os.PathLike[str]) -> OpenFile:
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise SourceError(name, "is not a regular file")
-    return OpenFile(name, fd, status.st_size, status.st_mtime_ns)
+    return SourceFile(name, fd, status.st_size, status.st_mtime_ns)
 
 
-def read_exactly(file: OpenFile, offset: int, n: int, what: str) -> bytes:
+def read_exactly(file: SourceFile, offset: int, n: int, what: str) -> bytes:
     """*n* bytes from *offset* on; `CorruptHeader` naming *what* when the file does not have them.
 
     The size is checked against the file's before anything is allocated.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.errors import CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
-from ckptfs.formats.extents import File, json_file
+from ckptfs.formats.extents import ExtentFile, json_file
 from ckptfs.formats.files import config_beside, open_file, read_exactly, read_json
 from ckptfs.formats.safetensors import is_safetensors, open_safetensors, safetensors_file
 from ckptfs.formats.source import Item, Source
@@ -257,7 +257,7 @@ def named_shards(
     return {f"{stem}-{i:05d}-of-{len(parts):05d}{suffix}": part for i, part in enumerate(parts, 1)}
 
 
-def index_file(named: Mapping[str, Mapping[str, Tensor]], *, numbering: Numbering = "as needed") -> File:
+def index_file(named: Mapping[str, Mapping[str, Tensor]], *, numbering: Numbering = "as needed") -> ExtentFile:
     """The ``.index.json`` of these shards, spelled as transformers (sorted) or the Cerebras converter spells it."""
     index = {
         "metadata": {"total_size": sum(nbytes(t) for part in named.values() for t in part.values())},
@@ -268,7 +268,9 @@ def index_file(named: Mapping[str, Mapping[str, Tensor]], *, numbering: Numberin
     return json_file(index, sort_keys=True)
 
 
-def hf_files(tensors: Mapping[str, Tensor], max_bytes: int, *, numbering: Numbering = "as needed") -> dict[str, File]:
+def hf_files(
+    tensors: Mapping[str, Tensor], max_bytes: int, *, numbering: Numbering = "as needed"
+) -> dict[str, ExtentFile]:
     """The weight files of a Hugging Face model in safetensors, with ``model.safetensors.index.json`` if numbered."""
     named = named_shards(tensors, max_bytes, numbering=numbering)
     files = {name: safetensors_file(part) for name, part in named.items()}

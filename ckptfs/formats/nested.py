@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 
 Value: TypeAlias = Any
 """dict, OrderedDict, list, tuple, `SetOf`, None, bool, int, float, str or `formats.source.Tensor`."""
@@ -46,7 +46,7 @@ def not_shown(reason: str) -> str:
     return f"<not shown by ckptfs: {reason}>"
 
 
-def _container(node: Node, items: Mapping[str, Item]) -> Value:
+def _container(node: Container, items: Mapping[str, Item]) -> Value:
     values = [_leaf(items[c]) if isinstance(c, str) else _container(c, items) for c in node.children]
     if node.keys is not None:
         kind = OrderedDict if node.type == "OrderedDict" else dict

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from ckptfs.formats.extents import File, file_of
+from ckptfs.formats.extents import ExtentFile, file_of
 from ckptfs.tensors.tensor import Shape, Tensor
 
 
-def npy_file(tensor: Tensor) -> File:
+def npy_file(tensor: Tensor) -> ExtentFile:
     """What ``numpy.save`` writes for the tensor: version 1.0, data aligned to 64 bytes.
 
     bfloat16 is the opaque ``<V2``, as for an ml_dtypes array: ``numpy.load(f).view(ml_dtypes.bfloat16)``. Both

@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ckptfs.errors import CorruptHeader, UsageError
-from ckptfs.formats.extents import File, file_of
-from ckptfs.formats.files import OpenFile, checked_shape, json_object, open_file, read_exactly
+from ckptfs.formats.extents import ExtentFile, file_of
+from ckptfs.formats.files import SourceFile, checked_shape, json_object, open_file, read_exactly
 from ckptfs.formats.source import Item, Source
 from ckptfs.tensors.dtypes import BY_SAFETENSORS, DType
 from ckptfs.tensors.file_tensor import FileTensor
@@ -61,7 +61,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> Source:
     return Source(file.path, "safetensors", None, None, items, mtime_ns=file.mtime_ns, nbytes=file.size, fds=[file.fd])
 
 
-def _read_header(file: OpenFile) -> tuple[int, dict[str, Any]]:
+def _read_header(file: SourceFile) -> tuple[int, dict[str, Any]]:
     """Where the data starts, and the header as it stands."""
     n = int.from_bytes(read_exactly(file, 0, 8, "the header's length"), "little")
     if not 2 <= n <= MAX_HEADER:
@@ -69,7 +69,7 @@ def _read_header(file: OpenFile) -> tuple[int, dict[str, Any]]:
     return 8 + n, json_object(read_exactly(file, 8, n, "the header"), file.path, "the header")
 
 
-def _entry(file: OpenFile, key: str, entry: object) -> tuple[DType, tuple[int, ...], int, int]:
+def _entry(file: SourceFile, key: str, entry: object) -> tuple[DType, tuple[int, ...], int, int]:
     """(dtype, shape, start, stop) of one tensor; offsets count from the start of the data."""
     if not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key):
         raise CorruptHeader(file.path, f"{key!a}: its name is no Unicode text")
@@ -93,7 +93,7 @@ def _entry(file: OpenFile, key: str, entry: object) -> tuple[DType, tuple[int, .
     return dtype, shape, start, stop
 
 
-def _check_cover(file: OpenFile, spans: list[tuple[int, int, str]], size: int) -> None:
+def _check_cover(file: SourceFile, spans: list[tuple[int, int, str]], size: int) -> None:
     """The tensors must cover ``[0, size)`` without overlaps or holes."""
     end = 0
     for start, stop, key in sorted(spans):
@@ -116,7 +116,7 @@ _ORDER = (
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
 
 
-def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = PT) -> File:
+def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = PT) -> ExtentFile:
     """What ``safetensors.torch.save_file(tensors, path, metadata)`` writes.
 
     The reference spells *metadata* in a random order when it has several entries; here the given order is kept.

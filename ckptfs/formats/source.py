@@ -35,16 +35,16 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Container:
     """A container of the nested state dict: what `torch.load` would give back.
 
     *type* is one of dict, OrderedDict, list, tuple, set, deque, namedtuple; *keys* are the dict's keys (str, int,
-    …) or None for sequences; a child is a `Node` or, for a leaf, the flattened key of its `Item`.
+    …) or None for sequences; a child is a `Container` or, for a leaf, the flattened key of its `Item`.
     """
 
     type: str
     keys: tuple[object, ...] | None
-    children: tuple[Node | str, ...]
+    children: tuple[Container | str, ...]
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Source:
     release: str | None
     """Cerebras release that wrote the file ("2.10.0"), None when the file does not say."""
     items: dict[str, Item]
-    tree: Node | None = None
+    tree: Container | None = None
     """Structure of the nested state dict; None for flat formats."""
     metadata: list[Mapping[str, Any]] = field(default_factory=list)
     """The trainer's ``__metadata__`` list (version, model_name, params), oldest first."""

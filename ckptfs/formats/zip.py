@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from ckptfs.errors import CorruptHeader
-from ckptfs.formats.files import OpenFile, read_exactly
+from ckptfs.formats.files import SourceFile, read_exactly
 
 MAX_RECORDS = 1_000_000
 MAX_DIRECTORY = 256 << 20
@@ -42,7 +42,7 @@ class Record:
 class Archive:
     """A zip's directory. *end* is where it begins: all data lies before."""
 
-    file: OpenFile
+    file: SourceFile
     records: dict[str, Record]
     end: int
 
@@ -52,7 +52,7 @@ def is_zip(head: bytes) -> bool:
     return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def read_directory(file: OpenFile) -> Archive:
+def read_directory(file: SourceFile) -> Archive:
     """The central directory of a zip archive, zip64 or not."""
     n, size, start, end = _find_directory(file)
     if start + size > end or n > MAX_RECORDS or size > MAX_DIRECTORY or n * _ENTRY.size > size:
@@ -86,7 +86,7 @@ def data_offset(archive: Archive, record: Record) -> int:
     return start
 
 
-def _find_directory(file: OpenFile) -> tuple[int, int, int, int]:
+def _find_directory(file: SourceFile) -> tuple[int, int, int, int]:
     """(records, size, offset) of the central directory, and where the end record that says so begins."""
     tail_at = max(0, file.size - _END.size - 0xFFFF)
     tail = read_exactly(file, tail_at, file.size - tail_at, "the end of the archive")
@@ -112,7 +112,7 @@ def _find_directory(file: OpenFile) -> tuple[int, int, int, int]:
     return n64, size64, start64, min(end64, end)
 
 
-def _entry(file: OpenFile, data: bytes, at: int, end: int) -> tuple[Record, int]:
+def _entry(file: SourceFile, data: bytes, at: int, end: int) -> tuple[Record, int]:
     """The record described at *at* of the central directory, and where the next one begins."""
     if at + _ENTRY.size > len(data):
         raise CorruptHeader(file.path, "the zip directory breaks off")

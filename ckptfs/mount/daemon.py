@@ -151,7 +151,7 @@ def _daemon(
 
 
 @dataclass(slots=True)
-class _Life:
+class _MountLifetime:
     """What ends a mount has to know of it."""
 
     mountpoint: str
@@ -162,12 +162,12 @@ class _Life:
 
 def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
     """Mount and answer until it is unmounted, which a signal does."""
-    life = _Life(mountpoint)
+    life = _MountLifetime(mountpoint)
     actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_leave, life))
     actions[signal.SIGUSR1] = partial(log_stats, options.stats) if options.stats else _without_stats
     with _pid_file(mountpoint), handled(actions):
         try:
-            fuse.serve(tree, mountpoint, options, lambda: _settle(life, options, on_ready))
+            fuse.serve(tree, mountpoint, options, lambda: _wait_ready(life, options, on_ready))
         finally:
             life.ended.set()
 
@@ -177,9 +177,9 @@ def _without_stats() -> None:
     log.debug("a signal asks for statistics, which this mount does not keep; mount it with --stats")
 
 
-def _leave(life: _Life) -> None:
+def _leave(life: _MountLifetime) -> None:
     """Unmount. A process that does not end by that, because files are open or a read waits for its source, is ended."""
-    threading.Thread(target=_take_away, args=(life,), daemon=True).start()  # fusermount3 may wait for an answer
+    threading.Thread(target=_detach_mount, args=(life,), daemon=True).start()  # fusermount3 may wait for an answer
     if life.ended.wait(LEAVE_S):
         return
     log.info("unmounted %s; some files were still open", life.mountpoint)
@@ -188,14 +188,14 @@ def _leave(life: _Life) -> None:
     os._exit(0)
 
 
-def _take_away(life: _Life) -> None:
+def _detach_mount(life: _MountLifetime) -> None:
     mount = life.mount or mount_at(life.mountpoint)  # the kernel may have made it a moment ago
     problem = detach(mount) if mount is not None else "it was not mounted yet"
     if problem:
         log.info("%s: %s", life.mountpoint, problem)
 
 
-def _settle(life: _Life, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
+def _wait_ready(life: _MountLifetime, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
     """Wait until the mount answers, raise its read-ahead, say that it is ready. A mount that fails at that is ended."""
     mountpoint = life.mountpoint
     life.mount = mount_at(mountpoint)

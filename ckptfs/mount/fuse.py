@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfs.errors import MountError
-from ckptfs.formats.extents import File
+from ckptfs.formats.extents import ExtentFile
 from ckptfs.mount import callbacks, spare_threads
 from ckptfs.mount.open_file import Reader
 from ckptfs.mount.stats import Stats
@@ -31,8 +31,8 @@ INSTALL_HINT = "install it with 'apt install fuse3' ('dnf install fuse3 fuse3-li
 SONAMES = ("libfuse3.so.3", "libfuse3.so.4", "libfuse3.so")
 FOREVER_S = 86400.0
 """How long the kernel keeps names and attributes of a tree that never changes."""
-LEAST_VERSION = (3, 2)
-LEAST_FOR_C = 16 << 10
+MIN_VERSION = (3, 2)
+MIN_FOR_C = 16 << 10
 """Files from this size on (bytes) are read by C code: getting ready for that takes longer than reading a small one."""
 
 _FILL_DIR_PLUS = 1 << 1
@@ -104,7 +104,7 @@ def find_libfuse() -> str:
             ctypes.CDLL(soname)
         except OSError:
             continue
-        if libfuse_version(soname) < LEAST_VERSION:
+        if libfuse_version(soname) < MIN_VERSION:
             raise MountError(f"libfuse {'.'.join(map(str, libfuse_version(soname)))} is too old; {INSTALL_HINT}")
         return soname
     raise MountError(f"libfuse 3 is not installed; {INSTALL_HINT}")
@@ -227,7 +227,7 @@ class Adapter:
         info.keep_cache = 1
         info.direct_io = 1 if entry.live or info.flags & os.O_DIRECT else 0
         file = entry.live() if entry.live else entry.file
-        if library.LIBRARY is not None and isinstance(file, File) and file.size >= LEAST_FOR_C:
+        if library.LIBRARY is not None and isinstance(file, ExtentFile) and file.size >= MIN_FOR_C:
             reader = Reader(file)
             info.fh = self._keep(reader.read_into, reader.address)
         else:

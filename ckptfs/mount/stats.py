@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptfs.formats.extents import File, file_of
+from ckptfs.formats.extents import ExtentFile, file_of
 from ckptfs.tensors import cache
 from ckptfs.vfs.tree import Folder, Leaf, Tree
 
@@ -135,7 +135,7 @@ def with_stats(tree: Tree, stats: Stats) -> Tree:
     return Tree(Folder(make), tree.mtime_ns)
 
 
-def stats_file(stats: Stats) -> File:
+def stats_file(stats: Stats) -> ExtentFile:
     """A snapshot as a file of `FILE_NBYTES` bytes."""
     text = json.dumps(stats.snapshot(), indent=1)
     assert len(text) < FILE_NBYTES, "there are not that many kinds, sizes and errors"

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 USUAL_STEP = 128 << 10
 """Linux' default read-ahead."""
-_LEAST_STEP, _MOST_STEP = 16 << 10, 16 << 20
+_MIN_STEP, _MAX_STEP = 16 << 10, 16 << 20
 
 
 def step_of(fd: int) -> int:
@@ -27,7 +27,7 @@ def _step(major: int, minor: int) -> int:
     for path in (f"/sys/class/bdi/{number}/read_ahead_kb", f"/sys/dev/block/{number}/../queue/read_ahead_kb"):
         try:
             with open(path) as said:
-                return min(max(int(said.read()) << 10, _LEAST_STEP), _MOST_STEP)
+                return min(max(int(said.read()) << 10, _MIN_STEP), _MAX_STEP)
         except (OSError, ValueError):  # not a file system that has one, or not in this container
             continue
     return USUAL_STEP

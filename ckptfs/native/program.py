@@ -18,15 +18,15 @@ from ckptfs.native import library
 from ckptfs.native.prefetch import step_of
 
 TEXT, STORED, TILES, PART, ORDER, JOIN, TURN = range(7)
-MOST_TURNED = 4 << 20
+MAX_TURNED = 4 << 20
 """Largest tile of a transposed matrix, in bytes."""
 
 
-LEAST_HINTED = 64 << 10
+MIN_HINTED = 64 << 10
 """Smaller reads are those of random readers; as in ``src/prefetch.c``."""
 
 
-class Node(ctypes.Structure):
+class Program(ctypes.Structure):
     """The twin of ``node`` in ``src/program.c``, which says what the fields mean. *kept* is what they point to."""
 
     _fields_ = (
@@ -55,13 +55,13 @@ class Node(ctypes.Structure):
         return ctypes.addressof(self)
 
 
-def text(data: bytes) -> Node:
+def text(data: bytes) -> Program:
     """Literal bytes."""
     letters = np.frombuffer(data, np.uint8)
     return _node(TEXT, letters, text=letters.ctypes.data)
 
 
-def stored(fd: int, offset: int) -> Node:
+def stored(fd: int, offset: int) -> Program:
     """Bytes of a file from *offset* on."""
     return _node(STORED, None, fd=fd, shift=offset, step=step_of(fd))
 
@@ -75,7 +75,7 @@ def tiles(
     cols: int,
     count: int,
     serial: int,
-) -> Node | None:
+) -> Program | None:
     """A matrix in plain chunks, *count* in a row of chunks.
 
     *starts*: where each chunk's elements begin; *offsets*: where it begins; *states*: what is known of it, written to
@@ -92,12 +92,14 @@ def tiles(
     return _node(TILES, arrays, fd=fd, step=step_of(fd), name=serial, **sizes, **places)
 
 
-def part(of: Node | None, shift: int) -> Node | None:
+def part(of: Program | None, shift: int) -> Program | None:
     """The bytes of *of* from *shift* on."""
     return None if of is None else _node(PART, of, part=of.address, shift=shift)
 
 
-def ordered(of: Node | None, order: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], cols: int) -> Node | None:
+def ordered(
+    of: Program | None, order: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], cols: int
+) -> Program | None:
     """Rows of *cols* bytes: row i is row ``order[i]`` of *of*.
 
     Rows move in blocks of one size: block b comes from as many neighbouring rows, from row ``starts[b]`` on.
@@ -109,19 +111,19 @@ def ordered(of: Node | None, order: npt.NDArray[np.int64], starts: npt.NDArray[n
     return _node(ORDER, (of, arrays), part=of.address, n=len(order) // len(starts), cols=cols, **places)
 
 
-def turned(of: Node | None, shape: tuple[int, int], size: int, high: int, serial: int) -> Node | None:
+def turned(of: Program | None, shape: tuple[int, int], size: int, high: int, serial: int) -> Program | None:
     """The transpose of the matrix *of*, whose *shape* is that of the transpose, with elements of *size* bytes.
 
     It is made in tiles of *high* rows; *serial* names the tensor among all. None for matrices that C cannot transpose.
     """
     rows, cols = shape
-    if of is None or of.kind not in (TILES, JOIN) or not 0 < high * cols * size <= MOST_TURNED or not rows:
+    if of is None or of.kind not in (TILES, JOIN) or not 0 < high * cols * size <= MAX_TURNED or not rows:
         return None
     sizes = {"n": rows, "high": high, "cols": cols * size, "wide": size, "nbytes": rows * size}
     return _node(TURN, of, part=of.address, shift=serial, **sizes)
 
 
-def joined(nodes: list[Node | None], starts: tuple[int, ...]) -> Node | None:
+def joined(nodes: list[Program | None], starts: tuple[int, ...]) -> Program | None:
     """Nodes end to end; *starts* has the position of each and the end. None when one of them is."""
     if None in nodes:
         return None
@@ -142,7 +144,7 @@ class Join:
         where = {"starts": places.buffer_info()[0], "parts": parts.buffer_info()[0]}
         self.node = _node(JOIN, self._kept, n=len(starts) - 1, **where)
 
-    def give(self, i: int, node: Node) -> None:
+    def give(self, i: int, node: Program) -> None:
         """Let C read part *i* from *node*."""
         assert library.LIBRARY is not None
         self._kept.append(node)
@@ -156,7 +158,7 @@ class Join:
         return done
 
 
-def expect(node: Node) -> None:
+def expect(node: Program) -> None:
     """Somebody is going to read *node* from its first byte on: the kernel hears of that if the source is far away."""
     assert library.LIBRARY is not None
     library.LIBRARY.ckptfs_expect(node.address, 0)
@@ -170,7 +172,9 @@ class hinted:  # noqa: N801 - reads as a function: ``with hinted(...):``
 
     __slots__ = ("_ask", "_node", "_waits", "_where")
 
-    def __init__(self, node: Node, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self, node: Program, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] = (0, 0)
+    ) -> None:
         assert library.LIBRARY is not None
         self._ask = library.LIBRARY.ckptfs_ahead_columns if rows is None else library.LIBRARY.ckptfs_ahead_rows
         self._node, self._where, self._waits = node, rows or columns, 0
@@ -183,7 +187,7 @@ class hinted:  # noqa: N801 - reads as a function: ``with hinted(...):``
         library.LIBRARY.ckptfs_waited(self._waits)
 
 
-def _node(kind: int, kept: Any, **fields: Any) -> Node:
-    node = Node(kind=kind, **fields)
+def _node(kind: int, kept: Any, **fields: Any) -> Program:
+    node = Program(kind=kind, **fields)
     node.kept = kept
     return node

@@ -1,6 +1,6 @@
 """One table of element types and their names in each format.
 
-A tensor's bytes travel as unsigned words of the element's size (``word``): moving, reordering and
+A tensor's bytes travel as unsigned words of the element's size (`DType.storage_dtype`): moving, reordering and
 transposing never look inside an element, so a NaN payload or a denormal stays as it is. Only
 arithmetic widens, and then through ``numpy`` below.
 """
@@ -29,7 +29,7 @@ class DType:
     """numpy type of the HDF5 dataset that the Cerebras writer uses (bfloat16 as int16)."""
 
     @property
-    def word(self) -> np.dtype[Any]:
+    def storage_dtype(self) -> np.dtype[Any]:
         """The numpy type in which elements are moved: an unsigned word of the element's size."""
         return _WORDS[self.itemsize]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ckptfs.native import library
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DType
-from ckptfs.tensors.tensor import Shape, Tensor, Words
+from ckptfs.tensors.tensor import Elements, Shape, Tensor
 
 Step = tuple[Literal["multiply", "divide", "add", "nan_to"], float]
 
@@ -40,18 +40,18 @@ class Elementwise:
         return self.source.shape
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.source.preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         high = max(1, _PIECE // max(1, out.shape[1]))
         for top in range(0, out.shape[0], high):
             for left in range(0, out.shape[1], _PIECE):
                 self._read_piece(row + top, col + left, out[top : top + high, left : left + _PIECE])
 
-    def _read_piece(self, row: int, col: int, out: Words) -> None:
+    def _read_piece(self, row: int, col: int, out: Elements) -> None:
         with borrow(out.size * self.dtype.itemsize) as buffer:
-            words = buffer.view(self.dtype.word).reshape(out.shape)
+            words = buffer.view(self.dtype.storage_dtype).reshape(out.shape)
             self.source.read_block(row, col, words)
             for kind, scalar in self.steps:
                 if library.LIBRARY is not None and self.dtype.name == "bfloat16" and kind in library.BFLOAT16_STEPS:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
 from ckptfs.native import program
-from ckptfs.native.program import Node
+from ckptfs.native.program import Program
 from ckptfs.native.scratch import scratch
 from ckptfs.tensors.dtypes import DType
-from ckptfs.tensors.tensor import Shape, Words, n_cols
+from ckptfs.tensors.tensor import Elements, Shape, n_cols
 
 PIECE = 4 << 20
 """Bytes of scratch memory that one read uses at most (about)."""
@@ -69,14 +69,14 @@ class FileTensor:
     key: str
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         """One row by 16 KiB of columns; a column-major matrix the other way round."""
         n = GAP // self.dtype.itemsize
         if self.strides is not None and _column_major(self):
             return max(1, min(self.shape[0], n)), 1
         return 1, max(1, min(n_cols(self.shape), n))
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         """A block of whole rows of a tensor in C order is one ``preadv`` into *out* when *out* is contiguous."""
         if out.size == 0:
             return
@@ -92,7 +92,7 @@ class FileTensor:
         else:
             _gather(self, row, col, out)
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         """As `nodes` says: of a tensor in C order."""
         return program.stored(self.fd, self.offset) if self.strides is None else None
 
@@ -101,7 +101,7 @@ def _column_major(tensor: FileTensor) -> bool:
     return tensor.strides is not None and len(tensor.shape) == 2 and tensor.strides[0] == 1
 
 
-def _read_lines(tensor: FileTensor, start: int, pitch: int, out: Words) -> None:
+def _read_lines(tensor: FileTensor, start: int, pitch: int, out: Elements) -> None:
     """Fill *out* (n_lines, width): each line is contiguous in the file, *pitch* bytes after the one before."""
     n, width = out.shape
     size = tensor.dtype.itemsize
@@ -134,7 +134,7 @@ def _read_line(tensor: FileTensor, start: int, line: npt.NDArray[Any]) -> None:
         part[...] = span.view(part.dtype)
 
 
-def _gather(tensor: FileTensor, row: int, col: int, out: Words) -> None:
+def _gather(tensor: FileTensor, row: int, col: int, out: Elements) -> None:
     """Any strides: read the span that the block touches, or halve the block until that span is small."""
     assert tensor.strides is not None
     n, width = out.shape
@@ -149,7 +149,7 @@ def _gather(tensor: FileTensor, row: int, col: int, out: Words) -> None:
     if (down + high - low + 1) * size <= PIECE or n * width == 1:
         span = scratch("raw", (down + high - low + 1) * size)
         _fill(tensor, tensor.offset + (row * tensor.strides[0] + low) * size, span)
-        words = span.view(tensor.dtype.word)
+        words = span.view(tensor.dtype.storage_dtype)
         for i in range(n):
             out[i] = words[places - low + i * tensor.strides[0]]
     elif width == 1 or (n > 1 and down > high - low):

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.tensors.dtypes import DType, dtype
-from ckptfs.tensors.tensor import Shape, Tensor, Words, n_cols
+from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_cols
 
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class Generated:
     """A tensor of *shape* whose elements [start, stop), in C order, are ``fill(start, stop)``.
 
     *fill* returns a 1-d array of the dtype's numpy type, and gives an element the same value however it is asked.
@@ -27,10 +27,10 @@ class Made:
     fill: Callable[[int, int], npt.NDArray[Any]]
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         return (1, 1)
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         cols = n_cols(self.shape)
         high = max(1, _PIECE // cols) if out.shape[1] == cols else 1
         for top in range(0, out.shape[0], high):
@@ -39,13 +39,13 @@ class Made:
             for left in range(0, part.shape[1], _PIECE):
                 n = part.shape[0] * min(_PIECE, part.shape[1] - left)
                 values = np.ascontiguousarray(self.fill(start + left, start + left + n), self.dtype.numpy)
-                part[:, left : left + _PIECE] = values.view(self.dtype.word).reshape(part.shape[0], -1)
+                part[:, left : left + _PIECE] = values.view(self.dtype.storage_dtype).reshape(part.shape[0], -1)
 
 
 def filled(name: str, shape: Shape, value: float) -> Tensor:
     """A tensor of dtype *name* with *value* everywhere."""
     kind = dtype(name)
-    return Made(kind, shape, lambda start, stop: np.full(stop - start, value, kind.numpy))
+    return Generated(kind, shape, lambda start, stop: np.full(stop - start, value, kind.numpy))
 
 
 def constant(name: str, values: npt.ArrayLike) -> Tensor:
@@ -53,12 +53,12 @@ def constant(name: str, values: npt.ArrayLike) -> Tensor:
     kind = dtype(name)
     array = np.asarray(values).astype(kind.numpy)
     flat = array.reshape(-1)
-    return Made(kind, array.shape, lambda start, stop: flat[start:stop])
+    return Generated(kind, array.shape, lambda start, stop: flat[start:stop])
 
 
 def numbered(size: int) -> Tensor:
     """int64 0 … size - 1, shape (1, size): the ``position_ids`` buffer of BERT models."""
-    return Made(dtype("int64"), (1, size), lambda start, stop: np.arange(start, stop))
+    return Generated(dtype("int64"), (1, size), lambda start, stop: np.arange(start, stop))
 
 
 def causal_mask(size: int) -> Tensor:
@@ -69,7 +69,7 @@ def causal_mask(size: int) -> Tensor:
         rows = np.arange(first, last + 1)[:, None] >= np.arange(size)
         return rows.view(np.uint8).reshape(-1)[start - first * size : stop - first * size]
 
-    return Made(dtype("uint8"), (1, 1, size, size), fill)
+    return Generated(dtype("uint8"), (1, 1, size, size), fill)
 
 
 def seeded_normal(shape: Shape, std: float, seed: int) -> Tensor:
@@ -110,4 +110,4 @@ def _seeded(shape: Shape, seed: int, tile: Callable[[np.random.Generator], npt.N
         tiles = [tile(np.random.Generator(stream)) for stream in streams]
         return np.concatenate(tiles)[start - first * _PIECE : stop - first * _PIECE]
 
-    return Made(dtype("float32"), shape, fill)
+    return Generated(dtype("float32"), shape, fill)

@@ -20,7 +20,7 @@ from ckptfs.errors import ShapeError
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.elementwise import FLOATS
-from ckptfs.tensors.tensor import Shape, Tensor, Words
+from ckptfs.tensors.tensor import Elements, Shape, Tensor
 
 _PIECE = 1 << 15
 """Elements made at once: with their products in float64 they stay in a second-level cache."""
@@ -56,26 +56,26 @@ class LowRank:
         return self.source.shape
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.source.preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         wide = max(1, min(_WIDTH, out.shape[1]))
         high = _PIECE // wide
         for top in range(0, out.shape[0], high):
             for left in range(0, out.shape[1], wide):
                 self._read_piece(row + top, col + left, out[top : top + high, left : left + wide])
 
-    def _read_piece(self, row: int, col: int, out: Words) -> None:
+    def _read_piece(self, row: int, col: int, out: Elements) -> None:
         kind = self.a.dtype
         with np.errstate(all="ignore"), borrow(out.size * self.dtype.itemsize) as buffer:
             update = _rounded(self._product(row, col, out.shape), kind)
             update = _rounded(update * update.dtype.type(self.scale), kind)
-            words = buffer.view(self.dtype.word).reshape(out.shape)
+            words = buffer.view(self.dtype.storage_dtype).reshape(out.shape)
             self.source.read_block(row, col, words)
             values: _Array = words.view(self.dtype.numpy)
             total = values.astype(_wide(self.dtype)) + update
-            out[...] = total.astype(self.dtype.numpy).view(self.dtype.word)
+            out[...] = total.astype(self.dtype.numpy).view(self.dtype.storage_dtype)
 
     def _product(self, row: int, col: int, shape: tuple[int, ...]) -> _Array:
         """The block of ``b @ a`` (or its transpose), not yet rounded to the factors' dtype."""
@@ -119,7 +119,7 @@ def low_rank(key: str, source: Tensor, b: Tensor, a: Tensor, scale: float, *, sw
 
 
 def _block(tensor: Tensor, row: int, col: int, high: int, wide: int) -> _Array:
-    out = np.empty((high, wide), tensor.dtype.word)
+    out = np.empty((high, wide), tensor.dtype.storage_dtype)
     tensor.read_block(row, col, out)
     return out.view(tensor.dtype.numpy)
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.native import library
-from ckptfs.native.program import Node
+from ckptfs.native.program import Program
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.tensor import Tensor, n_cols, n_rows, nbytes
 
@@ -28,7 +28,7 @@ PIECE = 8 << 20
 """Bytes evaluated at once when a whole tensor is read; bounds every node's scratch memory."""
 WORKERS = min(4, len(os.sched_getaffinity(0)))
 """Threads that read one large run."""
-LEAST_SHARE = 2 << 20
+MIN_SHARE = 2 << 20
 """Bytes of a run for which another thread pays; more than the kernel asks a mount for at a time."""
 
 
@@ -55,10 +55,10 @@ def read_elements(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
 
 def _cuts(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> list[tuple[int, int]]:
     """The shares of a run: about equal, not too small, and cut between chunks where that is possible."""
-    n = min(WORKERS, out.nbytes // LEAST_SHARE)
+    n = min(WORKERS, out.nbytes // MIN_SHARE)
     if n < 2:
         return []
-    band = tensor.grain[0] * n_cols(tensor.shape)
+    band = tensor.preferred_block[0] * n_cols(tensor.shape)
     edges = {0, len(out)}
     for i in range(1, n):
         at = i * len(out) // n
@@ -115,10 +115,10 @@ def read_blocks(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
         done += n
 
 
-def node_of(tensor: Tensor) -> Node | None:
+def node_of(tensor: Tensor) -> Program | None:
     """The node of its bytes, None where it has none. May read chunk tables, and raise what that raises."""
     own = getattr(tensor, "node", None)
-    found: Node | None = own() if own is not None else None
+    found: Program | None = own() if own is not None else None
     return found
 
 
@@ -153,13 +153,13 @@ def read_into(tensor: Tensor, offset: int, out: memoryview) -> None:
     if tail:
         out[len(out) - tail :] = _element(tensor, last)[:tail]
     if last > first:
-        words = np.frombuffer(out[head : len(out) - tail], tensor.dtype.word)
+        words = np.frombuffer(out[head : len(out) - tail], tensor.dtype.storage_dtype)
         read_elements(tensor, first, words)
 
 
 def _element(tensor: Tensor, index: int) -> memoryview:
     """The bytes of one element."""
-    word = np.empty(1, tensor.dtype.word)
+    word = np.empty(1, tensor.dtype.storage_dtype)
     read_elements(tensor, index, word)
     return memoryview(word.tobytes())
 
@@ -174,7 +174,7 @@ def to_numpy(tensor: Tensor, start: int = 0, stop: int | None = None) -> npt.NDA
     else:
         stop = n_rows(tensor.shape) if stop is None else stop
         shape = (stop - start, *tensor.shape[1:])
-    out = _aligned(math.prod(shape), tensor.dtype.word).reshape(shape)
+    out = _aligned(math.prod(shape), tensor.dtype.storage_dtype).reshape(shape)
     if out.size:
         read_elements(tensor, start * n_cols(tensor.shape), out.reshape(-1))
     return out.view(tensor.dtype.numpy)

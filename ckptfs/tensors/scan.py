@@ -32,14 +32,14 @@ def pieces(tensor: Tensor, size: int = PIECE) -> Iterator[tuple[int, npt.NDArray
     """(index of the first element, words) of runs of at most *size* elements, in C order."""
     n = n_elements(tensor.shape)
     for start in range(0, n, size):
-        words = np.empty(min(size, n - start), tensor.dtype.word)
+        words = np.empty(min(size, n - start), tensor.dtype.storage_dtype)
         read_elements(tensor, start, words)
         yield start, words
 
 
 def count_nan_inf(dtype: DType, words: npt.NDArray[Any]) -> tuple[int, int]:
     """How many of *words* are NaN and how many infinite; for complex numbers, parts of numbers."""
-    name, word = _PARTS.get(dtype.name, (dtype.name, dtype.word))
+    name, word = _PARTS.get(dtype.name, (dtype.name, dtype.storage_dtype))
     if name == "float8_e4m3fn":  # has no infinity
         return int(np.count_nonzero(words & 0x7F == 0x7F)), 0
     if name not in _INFINITY:

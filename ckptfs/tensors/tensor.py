@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ckptfs.tensors.dtypes import DType
 
 Shape: TypeAlias = tuple[int, ...]
-Words: TypeAlias = npt.NDArray[Any]
-"""2-D array of a dtype's words (`DType.word`), any strides."""
+Elements: TypeAlias = npt.NDArray[Any]
+"""2-D array of a dtype's words (`DType.storage_dtype`), any strides."""
 
 
 @runtime_checkable
@@ -31,11 +31,11 @@ class Tensor(Protocol):
     def shape(self) -> Shape: ...
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         """(rows, columns) that are cheapest to read together; (1, 1) when it does not matter."""
         ...
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         """Fill *out*, shape (n_rows, n_cols), with the block whose top left corner is (*row*, *col*).
 
         *out* has the dtype's word type, any strides and any alignment. Every element of *out* is written, or an

@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 
 from ckptfs.native import program
-from ckptfs.native.program import Node
+from ckptfs.native.program import Program
 from ckptfs.tensors.cache import TileCache, shared
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.ranges import node_of, read_blocks, read_transposed
-from ckptfs.tensors.tensor import Shape, Tensor, Words
+from ckptfs.tensors.tensor import Elements, Shape, Tensor
 
 TILE = 2 << 20
 """Bytes that are transposed at once."""
@@ -36,7 +36,7 @@ class Transposed:
 
     def __post_init__(self) -> None:
         # Whole rows where they fit: a tile is then copied in one piece.
-        rows, cols = self.source.grain
+        rows, cols = self.source.preferred_block
         high = cols * max(1, 64 // cols)
         wide = rows * max(1, TILE // (high * rows * self.dtype.itemsize))
         object.__setattr__(self, "_tile", (min(high, self.shape[0] or 1), min(wide, self.shape[1] or 1)))
@@ -51,16 +51,16 @@ class Transposed:
         return (cols, rows)
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain[1], self.source.grain[0]
+    def preferred_block(self) -> tuple[int, int]:
+        return self.source.preferred_block[1], self.source.preferred_block[0]
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         high, wide = self._tile
         for top in range(row // high * high, row + out.shape[0], high):
             for left in range(col // wide * wide, col + out.shape[1], wide):
                 self._read_tile(top, left, row, col, out)
 
-    def read_span(self, start: int, out: Words) -> None:
+    def read_span(self, start: int, out: Elements) -> None:
         """Where tiles have whole rows, a run of elements is one run of a tile: no row is cut in two."""
         cols = self.shape[1]
         if self._tile[1] < cols:
@@ -80,7 +80,7 @@ class Transposed:
                 part[...] = tile.reshape(-1)[at : at + len(part)]
             done += len(part)
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         """As `nodes` says: where tiles have whole rows."""
         if self._tile[1] < self.shape[1] or self.dtype.itemsize not in (1, 2, 4, 8):
             return None
@@ -88,7 +88,7 @@ class Transposed:
             node_of(self.source), (self.shape[0], self.shape[1]), self.dtype.itemsize, self._tile[0], self._uid
         )
 
-    def _read_tile(self, top: int, left: int, row: int, col: int, out: Words) -> None:
+    def _read_tile(self, top: int, left: int, row: int, col: int, out: Elements) -> None:
         """The part of tile (*top*, *left*) that *out*, which starts at (*row*, *col*), wants."""
         bottom, right = min(top + self._tile[0], self.shape[0]), min(left + self._tile[1], self.shape[1])
         r0, r1 = max(top, row), min(bottom, row + out.shape[0])
@@ -101,7 +101,7 @@ class Transposed:
         tile = self.cache.get((self._uid, top, left), partial(self._make, top, left, bottom, right), share)
         target[...] = tile[r0 - top : r1 - top, c0 - left : c1 - left]
 
-    def _make(self, top: int, left: int, bottom: int, right: int) -> Words:
-        tile = np.empty((bottom - top, right - left), self.dtype.word)
+    def _make(self, top: int, left: int, bottom: int, right: int) -> Elements:
+        tile = np.empty((bottom - top, right - left), self.dtype.storage_dtype)
         read_transposed(self.source, left, top, tile)
         return tile

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from ckptfs.errors import ShapeError
 from ckptfs.native import program
-from ckptfs.native.program import Node
+from ckptfs.native.program import Program
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.ranges import node_of, read_elements, read_transposed
-from ckptfs.tensors.tensor import Shape, Tensor, Words, n_cols, n_elements, n_rows
+from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_cols, n_elements, n_rows
 
 Order: TypeAlias = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ SCRATCH = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowOrder:
+class PermutedRows:
     """Row i is row ``order[i]`` of *source*.
 
     *block* says how far rows travel: each run of *block* output rows (aligned) is filled from a run of as many
@@ -55,16 +55,16 @@ class RowOrder:
         return (len(self.order), *self.source.shape[1:])
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return max(self.block, self.source.grain[0]), self.source.grain[1]
+    def preferred_block(self) -> tuple[int, int]:
+        return max(self.block, self.source.preferred_block[0]), self.source.preferred_block[1]
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         cols = n_cols(self.shape) * self.dtype.itemsize
         return (
             program.ordered(node_of(self.source), self.order, self._starts, cols) if cols and len(self.order) else None
         )
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         stop = row + out.shape[0]
         most = max(1, SCRATCH // max(1, out.shape[1] * self.dtype.itemsize))
         at = row
@@ -81,7 +81,7 @@ class RowOrder:
         broken = np.flatnonzero(steps != self.block)
         return (first + (int(broken[0]) + 1 if len(broken) else last - first)) * self.block
 
-    def _read_run(self, start: int, stop: int, col: int, out: Words) -> None:
+    def _read_run(self, start: int, stop: int, col: int, out: Elements) -> None:
         order = self.order[start:stop]
         low, high = int(order.min()), int(order.max()) + 1
         if high - low == stop - start and (order[0] == low and (np.diff(order) == 1).all()):
@@ -93,12 +93,12 @@ class RowOrder:
                 self.source.read_block(int(source_row), col, out[i : i + 1])
             return
         with borrow(size) as buffer:
-            rows = buffer.view(self.dtype.word).reshape(high - low, out.shape[1])
+            rows = buffer.view(self.dtype.storage_dtype).reshape(high - low, out.shape[1])
             self.source.read_block(low, col, rows)
             _take_rows(rows, order - low, out)
 
 
-def _take_rows(rows: Words, order: Order, out: Words) -> None:
+def _take_rows(rows: Elements, order: Order, out: Elements) -> None:
     """``out[i] = rows[order[i]]``, by strided copies where the order is arithmetic."""
     if len(order) > 2:
         step = order[1] - order[0]
@@ -118,7 +118,7 @@ def _is_range(order: Order, step: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowSlice:
+class SlicedRows:
     """Rows [start, stop) of *source*."""
 
     source: Tensor
@@ -134,26 +134,26 @@ class RowSlice:
         return (self.stop - self.start, *self.source.shape[1:])
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.source.preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         self.source.read_block(self.start + row, col, out)
 
-    def read_span(self, start: int, out: Words) -> None:
+    def read_span(self, start: int, out: Elements) -> None:
         read_elements(self.source, self.start * n_cols(self.source.shape) + start, out)
 
-    def read_transposed(self, row: int, col: int, out: Words) -> bool:
+    def read_transposed(self, row: int, col: int, out: Elements) -> bool:
         read_transposed(self.source, self.start + row, col, out)
         return True
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         row = n_cols(self.shape) * self.dtype.itemsize
         return program.part(node_of(self.source), self.start * row)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowJoin:
+class ConcatRows:
     """*sources* one below the other; they agree in dtype and in all axes but the first."""
 
     sources: tuple[Tensor, ...]
@@ -172,24 +172,24 @@ class RowJoin:
         return (self._starts[-1], *self.sources[0].shape[1:])
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.sources[0].grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.sources[0].preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         stop = row + out.shape[0]
         for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
             first, last = max(row, start), min(stop, end)
             if first < last:
                 source.read_block(first - start, col, out[first - row : last - row])
 
-    def read_span(self, start: int, out: Words) -> None:
+    def read_span(self, start: int, out: Elements) -> None:
         cols = n_cols(self.shape)
         for source, top, bottom in zip(self.sources, self._starts, self._starts[1:], strict=False):
             first, last = max(start, top * cols), min(start + len(out), bottom * cols)
             if first < last:
                 read_elements(source, first - top * cols, out[first - start : last - start])
 
-    def read_transposed(self, row: int, col: int, out: Words) -> bool:
+    def read_transposed(self, row: int, col: int, out: Elements) -> bool:
         stop = row + out.shape[1]
         for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
             first, last = max(row, start), min(stop, end)
@@ -197,14 +197,14 @@ class RowJoin:
                 read_transposed(source, first - start, col, out[:, first - row : last - row])
         return True
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         row = n_cols(self.shape) * self.dtype.itemsize
         starts = tuple(start * row for start in self._starts)
         return program.joined([node_of(source) for source in self.sources], starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ColSlice:
+class SlicedColumns:
     """Columns [start, stop) of the block view of *source*, seen as *shape* (whose first axis is the source's)."""
 
     source: Tensor
@@ -216,15 +216,15 @@ class ColSlice:
         return self.source.dtype
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.source.preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         self.source.read_block(row, self.start + col, out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ColJoin:
+class ConcatColumns:
     """*sources* side by side in the block view, seen as *shape*; they agree in dtype and in the number of rows.
 
     Matrices (out, in) stacked on a new second axis, (out, n, in), are just this.
@@ -243,10 +243,10 @@ class ColJoin:
         return self.sources[0].dtype
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.sources[0].grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.sources[0].preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         stop = col + out.shape[1]
         for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
             first, last = max(col, start), min(stop, end)
@@ -270,25 +270,25 @@ class Reshaped:
         return self.source.dtype
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         return (1, 1)
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         if n_cols(self.shape) == n_cols(self.source.shape):
             self.source.read_block(row, col, out)
             return
         for i in range(out.shape[0]):  # each row is one run of elements
             read_elements(self.source, (row + i) * n_cols(self.shape) + col, out[i])
 
-    def read_span(self, start: int, out: Words) -> None:
+    def read_span(self, start: int, out: Elements) -> None:
         read_elements(self.source, start, out)
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         return node_of(self.source)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InnerOrder:
+class PermutedAxes:
     """The axes after the first, permuted: ``source.transpose(0, *axes)`` seen as *shape*.
 
     *inner* are the source's axes after the first, *axes* their new order (counted from 1), as in
@@ -305,23 +305,23 @@ class InnerOrder:
         return self.source.dtype
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.source.grain[0], n_cols(self.shape)
+    def preferred_block(self) -> tuple[int, int]:
+        return self.source.preferred_block[0], n_cols(self.shape)
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         cols = math.prod(self.inner)
         step = max(1, SCRATCH // (cols * self.dtype.itemsize))
         for start in range(0, out.shape[0], step):
             part = out[start : start + step]
             with borrow(part.shape[0] * cols * self.dtype.itemsize) as buffer:
-                rows = buffer.view(self.dtype.word).reshape(part.shape[0], cols)
+                rows = buffer.view(self.dtype.storage_dtype).reshape(part.shape[0], cols)
                 self.source.read_block(row + start, 0, rows)
                 moved = rows.reshape(-1, *self.inner).transpose(0, *self.axes).reshape(part.shape[0], cols)
                 part[...] = moved[:, col : col + out.shape[1]]
 
 
 def closed_block(order: Order) -> int:
-    """The *block* that suits *order* (see `RowOrder`): the smallest whose blocks neighbour each other in long runs.
+    """The *block* that suits *order* (see `PermutedRows`): the smallest whose blocks neighbour each other in long runs.
 
     Rows that keep their neighbours need no block (1); a head's interleaved rows need the head; ``len(order)`` always
     holds. A run shorter than 8 rows on average would cost more in calls than a wider block costs in copying.

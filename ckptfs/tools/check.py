@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ckptfs.errors import CkptfsError, CorruptChunk
-from ckptfs.formats.files import OpenFile, read_exactly
+from ckptfs.formats.files import SourceFile, read_exactly
 from ckptfs.formats.source import Source
 from ckptfs.formats.zip import data_offset, is_zip, read_directory
 from ckptfs.tensors.file_tensor import FileTensor
@@ -129,7 +129,7 @@ def _read(report: Report, key: str, tensor: Tensor, view: str | None) -> Iterato
     while todo:
         block = todo.pop()
         row, col, rows, cols = block
-        words = np.empty((rows, cols), tensor.dtype.word)
+        words = np.empty((rows, cols), tensor.dtype.storage_dtype)
         try:
             tensor.read_block(row, col, words)
         except (CkptfsError, OSError) as error:
@@ -157,7 +157,7 @@ def _blocks(tensor: Tensor) -> Iterator[Block]:
     rows, cols = n_rows(tensor.shape), n_cols(tensor.shape)
     if not rows * cols:
         return
-    high, wide = (min(a, b) for a, b in zip(tensor.grain, (rows, cols), strict=True))
+    high, wide = (min(a, b) for a, b in zip(tensor.preferred_block, (rows, cols), strict=True))
     wide = min(cols, max(wide, PIECE // high // wide * wide))
     high = min(rows, max(high, PIECE // wide // high * high))
     yield from _tiles((0, 0, rows, cols), high, wide)
@@ -165,7 +165,7 @@ def _blocks(tensor: Tensor) -> Iterator[Block]:
 
 def _parts(tensor: Tensor, block: Block) -> Iterator[Block]:
     """The chunks of *block*; itself where there are none, or far too many."""
-    high, wide = tensor.grain
+    high, wide = tensor.preferred_block
     _, _, rows, cols = block
     if isinstance(tensor, FileTensor) or (high, wide) == (1, 1) or -(-rows // high) * -(-cols // wide) > _MAX_PARTS:
         return iter([block])
@@ -203,7 +203,7 @@ def check_sums(report: Report, source: Source) -> None:
     stored = [t for t in source.tensors().values() if isinstance(t, FileTensor)]
     for fd in source.fds:
         mine = [t for t in stored if t.fd == fd]
-        file = OpenFile(mine[0].path if mine else source.path, fd, os.fstat(fd).st_size, 0)
+        file = SourceFile(mine[0].path if mine else source.path, fd, os.fstat(fd).st_size, 0)
         if not is_zip(os.pread(fd, 4, 0)):
             continue
         archive = read_directory(file)
@@ -216,7 +216,7 @@ def check_sums(report: Report, source: Source) -> None:
             report.problems += [Problem(key, what, start) for key in keys or [None]]
 
 
-def _crc32(file: OpenFile, start: int, n: int) -> int:
+def _crc32(file: SourceFile, start: int, n: int) -> int:
     crc = 0
     for at in range(start, start + n, _CRC_PIECE):
         crc = zlib.crc32(read_exactly(file, at, min(_CRC_PIECE, start + n - at), "a record"), crc)

@@ -18,7 +18,7 @@ from ckptfs.errors import UsageError, WriteError
 from ckptfs.formats.cerebras.lz4_writer import write_lz4
 from ckptfs.formats.cerebras.state import State
 from ckptfs.formats.cerebras.writer import RELEASE, mdl_file
-from ckptfs.formats.extents import File, json_file, text_file
+from ckptfs.formats.extents import ExtentFile, json_file, text_file
 from ckptfs.formats.huggingface import hf_files, index_file, named_shards
 from ckptfs.formats.torch.writer import torch_file
 from ckptfs.tensors.tensor import Tensor
@@ -50,8 +50,8 @@ class Compressed:
             write_lz4(self.state, output.write_at, release=self.release, progress=progress)
 
 
-Written = File | Compressed
-Files = Mapping[str, Written | dict[str, File]]
+Written = ExtentFile | Compressed
+Files = Mapping[str, Written | dict[str, ExtentFile]]
 """Names to files, or to folders of files."""
 
 
@@ -78,7 +78,7 @@ def outputs(
     safetensors: bool,
     compress: str | None = None,
     folder: str = "",
-) -> dict[str, Written | dict[str, File]]:
+) -> dict[str, Written | dict[str, ExtentFile]]:
     """What a conversion writes: names to files, or to folders of files. *config* is the source config's path.
 
     *compress* is None or ``lz4``, for Cerebras targets; *folder* is where all of it will lie, for configs that name
@@ -99,7 +99,7 @@ def outputs(
     }
 
 
-def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str, File]:
+def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str, ExtentFile]:
     """Numbered shards with their index, also when there is only one, and the config."""
     if safetensors:
         return {**hf_files(view.tensors, shard_bytes, numbering="always"), **_configs(view)}
@@ -108,12 +108,12 @@ def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str
     return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **_configs(view)}
 
 
-def _configs(view: HfView) -> dict[str, File]:
+def _configs(view: HfView) -> dict[str, ExtentFile]:
     """``config.json``, and the JSON files that belong to it."""
     return json_files({**view.files, "config.json": view.config})
 
 
-def config_output(view: View, path: str, *, folder: str = "") -> dict[str, Written | dict[str, File]]:
+def config_output(view: View, path: str, *, folder: str = "") -> dict[str, Written | dict[str, ExtentFile]]:
     """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them.
 
     *view* may be without tensors, *path* is the source config's, *folder* is as in `outputs`.
@@ -127,7 +127,7 @@ def config_output(view: View, path: str, *, folder: str = "") -> dict[str, Writt
 
 def folded_outputs(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], params: str, checkpoint: str, *, release: str | None
-) -> dict[str, File]:
+) -> dict[str, ExtentFile]:
     """A checkpoint without adapters and its config, under the inputs' names with ``_folded`` before the extension.
 
     *tensors* are its ``model`` state, which is all that the checkpoint holds.
@@ -145,7 +145,7 @@ def nbytes(files: Files) -> int:
 
 
 def write_outputs(
-    files: Mapping[str, Written | dict[str, File]],
+    files: Mapping[str, Written | dict[str, ExtentFile]],
     folder: str,
     *,
     force: bool = False,
@@ -166,7 +166,7 @@ def write_outputs(
             raise UsageError(f"{path} exists already; --force writes over it, --output-dir writes elsewhere")
     _check_room(folder, nbytes(files))
     for path, file in targets.items():
-        if isinstance(file, File):
+        if isinstance(file, ExtentFile):
             write_file(file, path, force=force, progress=progress)
         elif isinstance(file, Compressed):
             file.write(path, force=force, progress=progress)
@@ -175,7 +175,7 @@ def write_outputs(
     return list(targets)
 
 
-def _write_folder(files: Mapping[str, File], path: str, progress: Progress | None) -> None:
+def _write_folder(files: Mapping[str, ExtentFile], path: str, progress: Progress | None) -> None:
     """Write all *files* into a new folder that gets its name when they are complete."""
     mark = secrets.token_hex(4)
     temporary, old = f"{path}.{mark}.tmp", f"{path}.{mark}.old"

@@ -1,7 +1,7 @@
 """Writing a described file to disk: whole under its name, or not at all.
 
-The bytes come from `File.read_into`, as those of a mount do. They go to ``<path>.<8 hex>.tmp`` in the same folder,
-which is renamed when everything is on disk and removed after any failure, an interrupt included.
+The bytes come from `ExtentFile.read_into`, as those of a mount do. They go to ``<path>.<8 hex>.tmp`` in the same
+folder, which is renamed when everything is on disk and removed after any failure, an interrupt included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from ckptfs.errors import UsageError, WriteError
-from ckptfs.formats.extents import File
+from ckptfs.formats.extents import ExtentFile
 
 PIECE = 4 << 20
 """Bytes that are made and written at once."""
@@ -39,7 +39,7 @@ class Output:
 
 
 def write_file(
-    file: File,
+    file: ExtentFile,
     path: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -95,7 +95,7 @@ def _check_room(output: Output, size: int) -> None:
         raise WriteError(output.target, errno.ENOSPC, f"{size} bytes are needed, {free} are free")
 
 
-def _copy(file: File, output: Output, progress: Callable[[int], object] | None) -> None:
+def _copy(file: ExtentFile, output: Output, progress: Callable[[int], object] | None) -> None:
     buffer = memoryview(bytearray(min(PIECE, file.size)))
     offset = 0
     while offset < file.size:

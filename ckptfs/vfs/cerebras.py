@@ -11,7 +11,7 @@ from ckptfs.conversion.format_names import parse_format
 from ckptfs.conversion.hf import View
 from ckptfs.formats.cerebras.state import State, state_tree
 from ckptfs.formats.cerebras.writer import mdl_file
-from ckptfs.formats.extents import File, text_file
+from ckptfs.formats.extents import ExtentFile, text_file
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
@@ -28,7 +28,7 @@ def cs_folder(view: View) -> Folder:
     return Folder(make)
 
 
-def checkpoint_file(view: View) -> File:
+def checkpoint_file(view: View) -> ExtentFile:
     """The Cerebras checkpoint of *view*."""
     return mdl_file(state_of(view), release=release_of(view.tgt))
 
@@ -52,6 +52,6 @@ def release_of(tgt: str) -> str:
     return "{}.{}.0".format(*release)
 
 
-def params_file(config: Mapping[str, Any]) -> File:
+def params_file(config: Mapping[str, Any]) -> ExtentFile:
     """A Cerebras config as the public converter spells it: YAML, sorted, four spaces."""
     return text_file(yaml.safe_dump(dict(config), indent=4))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptfs.conversion.hf import model_state
 from ckptfs.errors import SourceError
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.ranges import to_numpy
 from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
 
@@ -73,8 +73,8 @@ def states(source: Source) -> list[str]:
     return list(dict.fromkeys(key.partition(".")[0] for key in source.items))
 
 
-def _nested(node: Node) -> bool:
-    return any(isinstance(child, Node) for child in node.children)
+def _nested(node: Container) -> bool:
+    return any(isinstance(child, Container) for child in node.children)
 
 
 def _once(tensors: Mapping[str, Tensor]) -> Iterable[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ckptfs.formats.extents import File, json_file
+from ckptfs.formats.extents import ExtentFile, json_file
 from ckptfs.formats.huggingface import hf_files
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.vfs.tree import Entry, Folder, Leaf
@@ -96,7 +96,7 @@ def hf_folder(
     return Folder(make)
 
 
-def config_files(config: Mapping[str, Any]) -> dict[str, File]:
+def config_files(config: Mapping[str, Any]) -> dict[str, ExtentFile]:
     """``config.json`` as the Cerebras converter spells it; ``generation_config.json`` for models that generate."""
     files = {"config.json": json_file(config, indent=4, newline=False)}
     generation = generation_config(config)
@@ -105,7 +105,7 @@ def config_files(config: Mapping[str, Any]) -> dict[str, File]:
     return files
 
 
-def json_files(files: Mapping[str, Mapping[str, Any]]) -> dict[str, File]:
+def json_files(files: Mapping[str, Mapping[str, Any]]) -> dict[str, ExtentFile]:
     """Files of JSON in the same spelling."""
     return {name: json_file(content, indent=4, newline=False) for name, content in files.items()}
 
@@ -127,5 +127,5 @@ def generation_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"_from_model_config": True, **tokens, **others}
 
 
-def _missing(extra: Mapping[str, Entry], files: Mapping[str, File]) -> dict[str, Entry]:
+def _missing(extra: Mapping[str, Entry], files: Mapping[str, ExtentFile]) -> dict[str, Entry]:
     return {name: entry for name, entry in extra.items() if name not in files}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckptfs.formats.extents import File
+from ckptfs.formats.extents import ExtentFile
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class Leaf:
     A *live* file has new content at each open, of the size of *file*, and is never cached.
     """
 
-    file: File
+    file: ExtentFile
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
     ino: int = 0
-    live: Callable[[], File] | None = None
+    live: Callable[[], ExtentFile] | None = None
 
     @property
     def size(self) -> int:

@@ -15,8 +15,8 @@ from benchmarks import files
 from benchmarks.models import Model
 from benchmarks.mounting import Passthrough, as_file, forget
 from benchmarks.state import Stored
-from ckptfs.conversion.ops import Glue, Op, Transpose, rope, unpack_heads
-from ckptfs.formats.extents import File, file_of
+from ckptfs.conversion.ops import Concat, Op, Transpose, permute_for_rope, ungroup_heads
+from ckptfs.formats.extents import ExtentFile, file_of
 from ckptfs.formats.safetensors import safetensors_file
 from ckptfs.mount.daemon import mount_in_background
 from ckptfs.mount.fuse import MountOptions
@@ -41,7 +41,7 @@ SOURCES: dict[str, tuple[str, bool, bool]] = {
 """Source to its dtype, whether it has chunks, and whether LZ4 makes them smaller."""
 OPERATIONS: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
     "rename": lambda xs: xs,
-    "rotary rows": lambda xs: [y for x in xs for y in _applied(rope(x.shape[0] // HEAD).inverse(), [x])],
+    "rotary rows": lambda xs: [y for x in xs for y in _applied(permute_for_rope(x.shape[0] // HEAD).inverse(), [x])],
     "packed qkv": lambda xs: [y for i in range(0, len(xs), 3) for y in _packed(xs[i : i + 3])],
     "transposed": lambda xs: _applied(Transpose(), xs),
     "scaled": lambda xs: [elementwise(x, ("multiply", 0.7)) for x in xs],
@@ -71,7 +71,7 @@ def write_source(name: str, folder: str, nbytes: int) -> str:
     return target
 
 
-def case_file(source: str, operation: str) -> File:
+def case_file(source: str, operation: str) -> ExtentFile:
     """All tensors of *source*, one after the other, through *operation*. Its files stay open."""
     if operation == LOOPBACK:
         return as_file(Passthrough(os.open(source, os.O_RDONLY), os.path.getsize(source)))
@@ -86,7 +86,7 @@ def _applied(op: Op, xs: list[Tensor]) -> list[Tensor]:
 def _packed(xs: list[Tensor]) -> list[Tensor]:
     """q, k and v as one matrix, head by head."""
     heads = xs[0].shape[0] // HEAD
-    return _applied(unpack_heads(heads, (1, 1, 1)).inverse(), _applied(Glue((1, 1, 1)), xs))
+    return _applied(ungroup_heads(heads, (1, 1, 1)).inverse(), _applied(Concat((1, 1, 1)), xs))
 
 
 def _mount(source: str, operation: str, mountpoint: str, stats: str = "") -> None:

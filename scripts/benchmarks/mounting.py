@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ckptfs.errors import CkptfsError
-from ckptfs.formats.extents import File
+from ckptfs.formats.extents import ExtentFile
 from ckptfs.mount.daemon import mount_in_background, state_file, unmount_and_wait
 from ckptfs.mount.fuse import MountOptions
 from ckptfs.vfs.tree import Folder, Leaf, Tree
@@ -223,8 +223,8 @@ def loopback_tree(folder: str, seconds: float = 0.0) -> Tree:
     return Tree(Folder(lambda: dict(leaves)), os.stat(folder).st_mtime_ns)
 
 
-def as_file(file: Passthrough) -> File:
-    """A `Passthrough` where a `File` is wanted: the adapter uses its size and read_into alone."""
+def as_file(file: Passthrough) -> ExtentFile:
+    """A `Passthrough` where a `ExtentFile` is wanted: the adapter uses its size and read_into alone."""
     return file  # type: ignore[return-value]
 
 

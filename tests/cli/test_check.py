@@ -17,7 +17,7 @@ import ckptfs as package
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats.source import Item
 from ckptfs.tensors.scan import count_nan_inf
-from ckptfs.tensors.tensor import Words
+from ckptfs.tensors.tensor import Elements
 from ckptfs.tools import check
 from ckptfs.tools.check import Report, check_data, check_layers, check_structure
 from tests.cli.conftest import Result
@@ -72,7 +72,7 @@ class Holed(ArrayTensor):
 
     holes: tuple[int, ...] = ()
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         hit = [hole for hole in self.holes if row <= hole < row + len(out)]
         if hit:
             raise CorruptChunk("file", "source key", hit[0] * 10, f"row {hit[0]}")
@@ -81,7 +81,7 @@ class Holed(ArrayTensor):
 
 def test_the_rest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "PIECE", 64)
-    tensor = Holed(np.arange(70 * 4, dtype="f4").reshape(70, 4), grain=(3, 2))
+    tensor = Holed(np.arange(70 * 4, dtype="f4").reshape(70, 4), preferred_block=(3, 2))
     tensor.holes = (10, 69)
     report, read = Report(), []
     check_data(report, {"w": tensor, "again": tensor}, view="hf", progress=read.append)
@@ -94,7 +94,7 @@ def test_the_rest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_damaged_parts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MAX_SHOWN", 3)
-    tensor = Holed(np.zeros((20, 2)), grain=(2, 1))
+    tensor = Holed(np.zeros((20, 2)), preferred_block=(2, 1))
     tensor.holes = tuple(range(20))
     report = Report()
     check_data(report, {"w": tensor})
@@ -118,7 +118,7 @@ def test_nan_and_infinity() -> None:
     }
     for name, (values, kind, want) in words.items():
         tensor = ArrayTensor(np.array(values, kind), name)
-        assert count_nan_inf(tensor.dtype, np.frombuffer(tensor.bytes, tensor.dtype.word)) == want, name
+        assert count_nan_inf(tensor.dtype, np.frombuffer(tensor.bytes, tensor.dtype.storage_dtype)) == want, name
 
 
 def test_values_are_problems_when_asked_for(tmp_path: Path, ckptfs: Ckptfs) -> None:

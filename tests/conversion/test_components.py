@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ckptfs.conversion import registry
 from ckptfs.conversion.apply import convert_tensors
 from ckptfs.conversion.components import component, component_config, flat, in_one, joined, nest
-from ckptfs.conversion.config import ConfigTable, Fields, Lens, SideTable
-from ckptfs.conversion.rules import Context, Table, hf_only, making_hf, only_when, same
+from ckptfs.conversion.config import ConfigTable, Fields, FieldTransform, SideTable
+from ckptfs.conversion.rules import Context, Table, hf_only, only_when, same, with_hf_extra
 from ckptfs.errors import ConfigError, MissingField
 from ckptfs.formats.huggingface import COMPONENTS
 from ckptfs.tensors.tensor import Tensor
@@ -60,7 +60,7 @@ def test_rules_see_the_config_of_their_own_component() -> None:
     def wanted(context: Context) -> bool:
         return bool(context.cs["size"] == 7)
 
-    rules = [making_hf(same("a", "x"), {"made": of_width}), *only_when(wanted, same("b", "y"))]
+    rules = [with_hf_extra(same("a", "x"), {"made": of_width}), *only_when(wanted, same("b", "y"))]
     table = Table((*component("left", "l.", "in/l", rules), *component("right", "r.", "in/r", rules)))
     hf = {"left/width": 7, "left/want": 7, "right/width": 8, "right/want": 8}
     context = Context("toy", {}, hf, {"in/l/size": 7, "in/r/size": 8})
@@ -84,7 +84,7 @@ def test_configs_are_converted_each_by_its_table() -> None:
         {"width": "size"},
         SideTable(must={"kind": "x"}, fill={"width": 3}, add={"kind": "x"}),
         SideTable(add={"name": "toy"}),
-        (Lens(("once",), ("twice",), double, half),),
+        (FieldTransform(("once",), ("twice",), double, half),),
     )
     table = joined(component_config("left", "l", one), component_config("right", "in/r", one))
     source = table.source("toy", {"left/kind": "x", "left/once": 2, "right/width": 5}, "hf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptfs.conversion.format_names import HF, Format, parse_format, parse_release
+from ckptfs.conversion.format_names import HF, ModelFormat, parse_format, parse_release
 from ckptfs.errors import UsageError
 
 
@@ -18,9 +18,9 @@ def test_known_names() -> None:
 
 
 def test_variants() -> None:
-    assert parse_format("cs-2.1-dpo") == Format((2, 1), "dpo")
-    assert parse_format("cs-2.1-no-dpo") == Format((2, 1), "no-dpo")
-    assert parse_format("cs-2.4-backbone") == Format((2, 4), "backbone")
+    assert parse_format("cs-2.1-dpo") == ModelFormat((2, 1), "dpo")
+    assert parse_format("cs-2.1-no-dpo") == ModelFormat((2, 1), "no-dpo")
+    assert parse_format("cs-2.4-backbone") == ModelFormat((2, 4), "backbone")
     assert parse_format("cs-2.10-dpo") != parse_format("cs-2.10")
     assert parse_format("cs-current-dpo").name == "cs-2.10-dpo"
     assert parse_format("cs-auto-backbone", auto="2.5.0").name == "cs-2.5-backbone"

@@ -12,7 +12,7 @@ from ckptfs.conversion.format_names import parse_format
 from ckptfs.conversion.hf import View, make_view
 from ckptfs.conversion.sections import model_section
 from ckptfs.errors import MappingError, NoPath
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.ranges import to_bytes
 from tests.factories import ArrayTensor
 
@@ -27,10 +27,10 @@ CONFIG: dict[str, Any] = {
     }
 }
 EMBEDDING = Item("model.embedding_layer.word_embeddings.weight", "tensor", ArrayTensor(np.zeros((5, 4), np.float16)))
-NESTED = Node("dict", ("model",), ())
+NESTED = Container("dict", ("model",), ())
 
 
-def view(*items: Item, drop: bool = False, tree: Node | None = NESTED, src: str = "cs-2.5", **config: Any) -> View:
+def view(*items: Item, drop: bool = False, tree: Container | None = NESTED, src: str = "cs-2.5", **config: Any) -> View:
     source = Source("x.mdl", "cerebras-h5", "0.5", None, {i.key: i for i in items}, tree)
     whole = {**CONFIG, **config}
     return make_view(source, GPT2, whole, parse_format(src), parse_format("hf"), drop_unmatched=drop)

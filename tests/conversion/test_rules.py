@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckptfs.conversion.apply import convert_tensors
-from ckptfs.conversion.ops import Add, Cut, Each, Reshape, Stack, Transpose, rope, unpack_heads
+from ckptfs.conversion.ops import AddScalar, Each, Reshape, Split, Stack, Transpose, permute_for_rope, ungroup_heads
 from ckptfs.conversion.rules import (
     Context,
     Side,
@@ -16,13 +16,13 @@ from ckptfs.conversion.rules import (
     copy,
     cs_only,
     hf_only,
-    making_cs,
-    making_hf,
     only_when,
     same,
     split,
     stack,
     under,
+    with_cs_extra,
+    with_hf_extra,
 )
 from ckptfs.errors import MappingError, MissingKeys, ShapeError, UnmatchedKeys
 from ckptfs.tensors.generated import filled
@@ -33,7 +33,7 @@ from tests.factories import ArrayTensor
 DIMS = {"heads": 2, "kv_heads": 1, "rotary": 4, "groups": 2}
 TABLE = Table(
     (
-        making_cs(same("norm.{p}", "decoder.norm.{p}"), {"ln_f.{p}": copy}),
+        with_cs_extra(same("norm.{p}", "decoder.norm.{p}"), {"ln_f.{p}": copy}),
         same("head.{p}", "lm_head.{p}", hf_also=["old_head.{p}"]),
         *under(
             "h.{i}.",
@@ -43,11 +43,11 @@ TABLE = Table(
                     "qkv.{p}",
                     ["q.{p}", "k.{p}", "v.{p}"],
                     Transpose(),
-                    Cut((1, 1, 1)),
-                    Each((rope("heads"), None, None)),
+                    Split((1, 1, 1)),
+                    Each((permute_for_rope("heads"), None, None)),
                 ),
                 stack("experts.{e}.{p}", "fused.{p}", Stack(), over="e"),
-                making_hf(same("out.{p}", "proj.{p}"), {"mask": lambda c, t: filled("float32", (), 7.0)}),
+                with_hf_extra(same("out.{p}", "proj.{p}"), {"mask": lambda c, t: filled("float32", (), 7.0)}),
                 *hf_only("inv_freq"),
                 *cs_only("slopes"),
             ],
@@ -143,8 +143,8 @@ def test_a_second_copy_is_read_where_the_first_is_missing() -> None:
 def test_made_keys_that_other_rules_write_too() -> None:
     table = Table(
         (
-            making_cs(same("a", "A"), {"B": lambda c, t: filled("float32", (), 7.0)}, there="keep"),
-            making_cs(same("c", "C"), {"D": lambda c, t: filled("float32", (), 8.0)}, there="replace"),
+            with_cs_extra(same("a", "A"), {"B": lambda c, t: filled("float32", (), 7.0)}, there="keep"),
+            with_cs_extra(same("c", "C"), {"D": lambda c, t: filled("float32", (), 8.0)}, there="replace"),
             same("b", "B"),
             same("d", "D"),
         )
@@ -208,7 +208,7 @@ def test_templates_of_a_rule_have_the_same_fields() -> None:
 
 def test_ops_undo_themselves() -> None:
     x: list[Tensor] = [ArrayTensor(array(24, 6))]
-    ops = (Transpose(), Cut((1, 2)), rope("heads"), unpack_heads("groups", (1, 1, 1)), Reshape(0))
+    ops = (Transpose(), Split((1, 2)), permute_for_rope("heads"), ungroup_heads("groups", (1, 1, 1)), Reshape(0))
     for op in ops:
         start = [ArrayTensor(array(6, 24))] if isinstance(op, Transpose) else x
         there = op.apply(start, DIMS)
@@ -218,7 +218,7 @@ def test_ops_undo_themselves() -> None:
     flat = Reshape(2).apply(one, DIMS)
     assert flat[0].shape == (5,)
     assert Reshape(2).inverse().apply(flat, DIMS)[0].shape == (1, 1, 5)
-    assert to_numpy(Add(1.0).apply(x, DIMS)[0])[0, 0] == 1
+    assert to_numpy(AddScalar(1.0).apply(x, DIMS)[0])[0, 0] == 1
 
 
 def test_a_first_number_of_its_own_beside_a_rule_for_the_others() -> None:
@@ -246,7 +246,9 @@ def test_names_that_depend_on_what_else_is_there() -> None:
 
 def test_one_tensor_that_several_rules_copy() -> None:
     """The last rule writes it; where only it is stored, all read it."""
-    table = Table(tuple(making_hf(same(f"{x}.embed", f"{x}.words"), {"shared": copy}) for x in ("encoder", "decoder")))
+    table = Table(
+        tuple(with_hf_extra(same(f"{x}.embed", f"{x}.words"), {"shared": copy}) for x in ("encoder", "decoder"))
+    )
     one, two, three = (filled("float32", (n,), 0.0) for n in (1, 2, 3))
     hf, _, made = convert_tensors(table, {"encoder.words": one, "decoder.words": two}, "hf", context())
     assert hf == {"encoder.embed": one, "shared": two, "decoder.embed": two}

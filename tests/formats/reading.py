@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ckptfs.formats.extents import File
-from ckptfs.tensors.tensor import Words
+from ckptfs.formats.extents import ExtentFile
+from ckptfs.tensors.tensor import Elements
 from tests.factories import ArrayTensor
 
 
-def content(file: File) -> bytes:
+def content(file: ExtentFile) -> bytes:
     """All bytes of *file*; asserts that it has exactly as many as it says, and none past its end."""
     out = bytearray(file.size + 7)
     assert file.read_into(0, memoryview(out)) == file.size
@@ -21,6 +21,6 @@ class Counting(ArrayTensor):
 
     elements = 0
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         super().read_block(row, col, out)
         self.elements += out.size

@@ -129,7 +129,7 @@ def test_every_element_size(tmp_path: Path, name: str) -> None:
     data = np.random.default_rng(1).bytes(12 * dtype.itemsize)
     (tmp_path / "x").write_bytes(data)
     file = open_file(tmp_path / "x")
-    out = np.zeros((3, 2), dtype.word)
+    out = np.zeros((3, 2), dtype.storage_dtype)
     FileTensor(dtype, (3, 4), file.fd, 0, None, "p", "k").read_block(0, 1, out)
     os.close(file.fd)
     size = dtype.itemsize
@@ -138,10 +138,10 @@ def test_every_element_size(tmp_path: Path, name: str) -> None:
 
 def test_grain_follows_the_order_in_the_file() -> None:
     make = lambda shape, strides: FileTensor(DTYPES["float32"], shape, -1, 0, strides, "p", "k")  # noqa: E731
-    assert make((500, 300), None).grain == (1, 300)
-    assert make((500, 300), (1, 500)).grain == (500, 1)
-    assert make((), None).grain == (1, 1)
-    assert make((0, 4), None).grain == (1, 4)
+    assert make((500, 300), None).preferred_block == (1, 300)
+    assert make((500, 300), (1, 500)).preferred_block == (500, 1)
+    assert make((), None).preferred_block == (1, 1)
+    assert make((0, 4), None).preferred_block == (1, 4)
 
 
 def test_extent_and_order() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader
 from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.detect import open_source
-from ckptfs.formats.files import OpenFile, open_file
+from ckptfs.formats.files import SourceFile, open_file
 from ckptfs.formats.hdf5 import filters as h5_filters
 from ckptfs.formats.hdf5 import index as h5_index
 from ckptfs.formats.hdf5 import index_worker
@@ -71,7 +71,7 @@ def read_all(source: Source) -> None:
 
 
 def _read_pieces(tensor: Tensor) -> None:
-    assert min(tensor.grain) >= 1
+    assert min(tensor.preferred_block) >= 1
     size = nbytes(tensor)
     buffer = memoryview(bytearray(min(size, PIECE)))
     for offset in {0, (size - len(buffer)) // 2, size - len(buffer)}:
@@ -91,7 +91,7 @@ def _written(folder: Path, data: bytes) -> Path:
 def child_in_process() -> Iterator[None]:
     """The indexing child as a function call, without libhdf5, which may crash on such input."""
 
-    def ask(file: OpenFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
+    def ask(file: SourceFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
         answer = json.loads(json.dumps(index_worker.answer(file.fd, file.path, sys.path, chunks, library)))
         if early is not None and "file" in answer:
             early(answer["file"])
@@ -111,7 +111,7 @@ def child_in_process() -> Iterator[None]:
         yield
 
 
-def _checked(file: OpenFile, answer: dict[str, Any]) -> dict[str, Any]:
+def _checked(file: SourceFile, answer: dict[str, Any]) -> dict[str, Any]:
     error = str(answer.get("error", ""))
     if "MemoryError" in error:
         raise MemoryError(error)
@@ -189,7 +189,7 @@ def _feed_answer(data: bytes, folder: Path) -> None:
     name, _, text = data.decode("utf-8", "surrogatepass").partition("\0")
     path = next(path for path in corpus.hdf5_paths() if path.name == name)
 
-    def ask(file: OpenFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
+    def ask(file: SourceFile, chunks: str | None, library: bool, early: h5_index.Early | None = None) -> Any:
         answer = json.loads(text)
         if not isinstance(answer, dict):
             raise CorruptHeader(file.path, "no object")
@@ -258,7 +258,7 @@ def _make_pickle(rng: Random) -> bytes:
 
 def _feed_pickle(data: bytes, folder: Path) -> None:
     found = unpickle(data, "input")
-    file = OpenFile("input", 0, 0, 0)
+    file = SourceFile("input", 0, 0, 0)
     state_of(found.value, file, lambda storage: 0)
 
 

@@ -23,7 +23,7 @@ from ckptfs.native.prefetch import USUAL_STEP, hint, step_of
 from ckptfs.tensors.ranges import to_bytes
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.tensors.transpose import Transposed
-from ckptfs.tensors.views import RowJoin, RowOrder, RowSlice
+from ckptfs.tensors.views import ConcatRows, PermutedRows, SlicedRows
 from tests.conftest import Mounter
 from tests.formats.hdf5 import test_chunked as h5
 from tests.formats.hdf5.h5_files import tensors_of
@@ -156,11 +156,11 @@ def test_the_next_tensor_is_asked_for_before_a_sequential_reader_is_there(folder
         )
     with tensors_of(path) as found:
         find_out(found["stored"])
-        rows = RowSlice(found["next"], 256, 3072)
+        rows = SlicedRows(found["next"], 256, 3072)
         following, content = {
             "slice": (rows, MATRIX[256:3072]),
-            "order": (RowOrder(found["next"], SWAPPED, 256), MATRIX[SWAPPED]),
-            "join": (RowJoin((RowSlice(rows, 0, 0), rows, rows)), MATRIX[256:3072]),
+            "order": (PermutedRows(found["next"], SWAPPED, 256), MATRIX[SWAPPED]),
+            "join": (ConcatRows((SlicedRows(rows, 0, 0), rows, rows)), MATRIX[256:3072]),
             "transpose": (Transposed(found["next"]), MATRIX[:3072].T),
         }[name]
         reader = Reader(file_of([found["stored"], following]))

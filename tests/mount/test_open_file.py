@@ -1,4 +1,4 @@
-"""An open file gives the bytes of its `File`, whether C or Python reads them."""
+"""An open file gives the bytes of its `ExtentFile`, whether C or Python reads them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.extents import Body, File, file_of
+from ckptfs.formats.extents import Body, ExtentFile, file_of
 from ckptfs.mount import open_file
 from ckptfs.mount.open_file import Reader
 from ckptfs.native import library
-from ckptfs.native.program import Node
+from ckptfs.native.program import Program
 from ckptfs.tensors.dtypes import DTYPES
 from ckptfs.tensors.file_tensor import FileTensor
 from ckptfs.tensors.ranges import to_bytes
 from ckptfs.tensors.tensor import Tensor, nbytes
 from ckptfs.tensors.transpose import Transposed
-from ckptfs.tensors.views import ColSlice, Reshaped, RowJoin, RowOrder, RowSlice, closed_block, rope_pairs
+from ckptfs.tensors.views import ConcatRows, PermutedRows, Reshaped, SlicedColumns, SlicedRows, closed_block, rope_pairs
 from tests.factories import tensor_of
 from tests.formats.hdf5 import test_chunked as h5
 from tests.formats.hdf5.h5_files import tensors_of
@@ -69,21 +69,21 @@ def stored(written: Path) -> Iterator[dict[str, Tensor]]:
 def moved(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     """What C can do with them, one in another."""
     a, b = stored["even"], stored["even_words"]
-    rows = RowSlice(a, 11, 139)
+    rows = SlicedRows(a, 11, 139)
     return {
         "slice": rows,
-        "join": RowJoin((rows, a, RowSlice(a, 0, 0), a)),
-        "rotary": RowOrder(rows, ROPE, closed_block(ROPE)),
-        "shuffled": RowOrder(a, SHUFFLED, 160),
-        "shuffled by single rows": RowOrder(RowOrder(a, SHUFFLED, 160), np.arange(159, -1, -1), 1),
-        "neighbours": RowOrder(b, np.r_[200:256, 0:200], 1),
-        "reshaped": Reshaped(RowJoin((rows, rows)), (132, 256)),
-        "slice of a join": RowSlice(RowJoin((a, a)), 100, 222),
-        "file": RowSlice(stored["contiguous"], 7, 31),
+        "join": ConcatRows((rows, a, SlicedRows(a, 0, 0), a)),
+        "rotary": PermutedRows(rows, ROPE, closed_block(ROPE)),
+        "shuffled": PermutedRows(a, SHUFFLED, 160),
+        "shuffled by single rows": PermutedRows(PermutedRows(a, SHUFFLED, 160), np.arange(159, -1, -1), 1),
+        "neighbours": PermutedRows(b, np.r_[200:256, 0:200], 1),
+        "reshaped": Reshaped(ConcatRows((rows, rows)), (132, 256)),
+        "slice of a join": SlicedRows(ConcatRows((a, a)), 100, 222),
+        "file": SlicedRows(stored["contiguous"], 7, 31),
     }
 
 
-def read(file: File, start: int, length: int) -> bytes:
+def read(file: ExtentFile, start: int, length: int) -> bytes:
     """A range through a `Reader`, whose surroundings stay as they are."""
     out = bytearray(b"\xaa" * (length + 20))
     n = Reader(file).read_into(start, memoryview(out)[10:-10])
@@ -91,7 +91,7 @@ def read(file: File, start: int, length: int) -> bytes:
     return bytes(out[10 : 10 + n])
 
 
-def read_in_c(file: File) -> bool:
+def read_in_c(file: ExtentFile) -> bool:
     """Whether C says all of it once the nodes are there."""
     opened, out = Reader(file), bytearray(file.size)
     for start in range(0, file.size, open_file.LARGE):
@@ -117,9 +117,9 @@ def test_what_c_reads(stored: dict[str, Tensor]) -> None:
     assert in_c == IN_C
     assert all(read_in_c(file_of([b"text", tensor, b"", b"text"])) for tensor in moved(stored).values())
     assert read_in_c(file_of([Transposed(stored["even"])]))
-    assert not read_in_c(file_of([Transposed(RowSlice(stored["even"], 11, 139))]))
-    assert not read_in_c(file_of([ColSlice(stored["even"], 3, (160, 20))]))
-    assert not read_in_c(file_of([RowJoin((stored["encoded"], stored["encoded"]))]))
+    assert not read_in_c(file_of([Transposed(SlicedRows(stored["even"], 11, 139))]))
+    assert not read_in_c(file_of([SlicedColumns(stored["even"], 3, (160, 20))]))
+    assert not read_in_c(file_of([ConcatRows((stored["encoded"], stored["encoded"]))]))
 
 
 @settings(deadline=None, max_examples=100)
@@ -137,7 +137,7 @@ def test_moved(written: Path, data: st.DataObject) -> None:
 
 def test_requests_of_the_kernel(stored: dict[str, Tensor]) -> None:
     """A large file piece by piece, in order and not."""
-    rows = RowOrder(stored["large"], np.arange(2000).reshape(2, -1).T.reshape(-1), 2000)
+    rows = PermutedRows(stored["large"], np.arange(2000).reshape(2, -1).T.reshape(-1), 2000)
     file = file_of([b"head", stored["large"], rows, Transposed(stored["large"])])
     whole = b"head" + b"".join(to_bytes(body) for body in file.bodies if not isinstance(body, bytes))
     opened, step = Reader(file), 1 << 17
@@ -150,7 +150,7 @@ def test_requests_of_the_kernel(stored: dict[str, Tensor]) -> None:
 
 
 def test_more_bodies_than_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_file, "MOST_NODES", 3)
+    monkeypatch.setattr(open_file, "MAX_NODES", 3)
     file = file_of([bytes([i]) * 5 for i in range(50)])
     assert read(file, 0, 250) == b"".join(bytes([i]) * 5 for i in range(50))
 
@@ -192,17 +192,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     node_of = open_file._node_of
 
-    def noted(body: Body) -> Node | None:
+    def noted(body: Body) -> Program | None:
         found.append((id(body), threading.current_thread().name))
         return node_of(body)
 
     monkeypatch.setattr(open_file, "_node_of", noted)
-    monkeypatch.setattr(open_file, "LEAST_AHEAD", 1000)
+    monkeypatch.setattr(open_file, "MIN_AHEAD", 1000)
     return found
 
 
 def test_what_comes_next_is_got_ready_ahead(stored: dict[str, Tensor], made: list[tuple[int, str]]) -> None:
-    bodies = [b"head", stored["even"], b"x", stored["large"], RowSlice(stored["even_words"], 3, 200)]
+    bodies = [b"head", stored["even"], b"x", stored["large"], SlicedRows(stored["even_words"], 3, 200)]
     file = file_of(bodies)
     opened = Reader(file)
     opened.read_into(0, memoryview(bytearray(4)))
@@ -243,7 +243,7 @@ def test_what_is_being_got_ready_is_waited_for(
 ) -> None:
     begun, go_on, node_of = threading.Event(), threading.Event(), open_file._node_of
 
-    def held(body: Body) -> Node | None:
+    def held(body: Body) -> Program | None:
         if "ahead" in threading.current_thread().name:
             begun.set()
             assert go_on.wait(60)

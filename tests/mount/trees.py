@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.extents import File, file_of
-from ckptfs.tensors.tensor import Words
+from ckptfs.formats.extents import ExtentFile, file_of
+from ckptfs.tensors.tensor import Elements
 from ckptfs.vfs.tree import Entry, Folder, Leaf, Link, Tree
 from tests.factories import ArrayTensor
 
@@ -37,7 +37,7 @@ FILES: Mapping[str, bytes] = {
 class Damaged(ArrayTensor):
     """A tensor whose rows from 10 on cannot be read."""
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         if row + len(out) > 10:
             raise CorruptChunk("model.mdl", "model.weight", 4096, "chunk is damaged")
         super().read_block(row, col, out)
@@ -46,18 +46,18 @@ class Damaged(ArrayTensor):
 class Broken(ArrayTensor):
     """A tensor whose reader has a mistake."""
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         raise ZeroDivisionError("a mistake")
 
 
 class Slow(ArrayTensor):
     """A tensor that takes long to read."""
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         time.sleep(60)
 
 
-def big_file() -> File:
+def big_file() -> ExtentFile:
     return file_of([HEADER, ArrayTensor(WEIGHTS), b"tail"])
 
 

@@ -19,13 +19,13 @@ from ckptfs.tensors.ranges import read_into, to_bytes, to_numpy
 from ckptfs.tensors.tensor import Tensor, n_cols, n_rows
 from ckptfs.tensors.transpose import Transposed
 from ckptfs.tensors.views import (
-    ColJoin,
-    ColSlice,
-    InnerOrder,
+    ConcatColumns,
+    ConcatRows,
+    PermutedAxes,
+    PermutedRows,
     Reshaped,
-    RowJoin,
-    RowOrder,
-    RowSlice,
+    SlicedColumns,
+    SlicedRows,
     closed_block,
     rope_pairs,
 )
@@ -47,36 +47,36 @@ ROPE = np.array([0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11])
 
 Case = tuple[Callable[[], Tensor], np.ndarray[Any, Any]]
 CASES: dict[str, Case] = {
-    "row order": (lambda: RowOrder(ArrayTensor(A), PERM, 12), A[PERM]),
-    "row order in blocks": (lambda: RowOrder(ArrayTensor(A), ROPE, 6), A[ROPE]),
-    "row order of a row order": (lambda: RowOrder(RowOrder(ArrayTensor(A), PERM, 12), ROPE, 6), A[PERM][ROPE]),
-    "identity order": (lambda: RowOrder(ArrayTensor(A), np.arange(12), 1), A),
-    "row slice": (lambda: RowSlice(ArrayTensor(A), 3, 9), A[3:9]),
+    "row order": (lambda: PermutedRows(ArrayTensor(A), PERM, 12), A[PERM]),
+    "row order in blocks": (lambda: PermutedRows(ArrayTensor(A), ROPE, 6), A[ROPE]),
+    "row order of a row order": (lambda: PermutedRows(PermutedRows(ArrayTensor(A), PERM, 12), ROPE, 6), A[PERM][ROPE]),
+    "identity order": (lambda: PermutedRows(ArrayTensor(A), np.arange(12), 1), A),
+    "row slice": (lambda: SlicedRows(ArrayTensor(A), 3, 9), A[3:9]),
     "row join": (
-        lambda: RowJoin((ArrayTensor(A), ArrayTensor(A[:1]), ArrayTensor(A[4:9]))),
+        lambda: ConcatRows((ArrayTensor(A), ArrayTensor(A[:1]), ArrayTensor(A[4:9]))),
         np.vstack([A, A[:1], A[4:9]]),
     ),
-    "column slice": (lambda: ColSlice(ArrayTensor(C), 5, (6, 5)), C[:, 1]),
+    "column slice": (lambda: SlicedColumns(ArrayTensor(C), 5, (6, 5)), C[:, 1]),
     "column join": (
-        lambda: ColJoin((ArrayTensor(A), ArrayTensor(A[::-1].copy())), (12, 2, 10)),
+        lambda: ConcatColumns((ArrayTensor(A), ArrayTensor(A[::-1].copy())), (12, 2, 10)),
         np.stack([A, A[::-1]], 1),
     ),
     "reshape": (lambda: Reshaped(ArrayTensor(C), (8, 15)), C.reshape(8, 15)),
     "squeeze": (lambda: Reshaped(ArrayTensor(C), (1, 1, 6, 20)), C.reshape(1, 1, 6, 20)),
     "transpose": (lambda: Transposed(ArrayTensor(B)), B.T),
-    "transpose of tiles": (lambda: Transposed(ArrayTensor(BIG, grain=(50, 32)), TileCache(1 << 20)), BIG.T),
-    "transpose without a cache": (lambda: Transposed(ArrayTensor(BIG, grain=(64, 64)), TileCache(0)), BIG.T),
+    "transpose of tiles": (lambda: Transposed(ArrayTensor(BIG, preferred_block=(50, 32)), TileCache(1 << 20)), BIG.T),
+    "transpose without a cache": (lambda: Transposed(ArrayTensor(BIG, preferred_block=(64, 64)), TileCache(0)), BIG.T),
     "transpose of a join": (
-        lambda: Transposed(RowJoin((ArrayTensor(A), ArrayTensor(A[2:5])))),
+        lambda: Transposed(ConcatRows((ArrayTensor(A), ArrayTensor(A[2:5])))),
         np.vstack([A, A[2:5]]).T,
     ),
-    "inner order": (lambda: InnerOrder(ArrayTensor(C), (4, 5), (2, 1), (6, 20)), C.transpose(0, 2, 1).reshape(6, 20)),
+    "inner order": (lambda: PermutedAxes(ArrayTensor(C), (4, 5), (2, 1), (6, 20)), C.transpose(0, 2, 1).reshape(6, 20)),
     "scaled": (lambda: elementwise(ArrayTensor(A), ("multiply", 1.5)), A * np.float32(1.5)),
     "numbered": (lambda: numbered(9), np.arange(9)[None]),
     "mask": (lambda: causal_mask(9), np.tril(np.ones((9, 9), np.uint8))[None, None]),
     "constant": (lambda: constant("int64", [[1, 2], [3, -4]]), np.array([[1, 2], [3, -4]])),
     "scalar": (lambda: filled("float32", (), -1e4), np.float32(-1e4)),
-    "0 rows": (lambda: RowSlice(ArrayTensor(A), 3, 3), A[3:3]),
+    "0 rows": (lambda: SlicedRows(ArrayTensor(A), 3, 3), A[3:3]),
 }
 
 
@@ -107,16 +107,16 @@ def test_any_block_and_any_byte_range(data: st.DataObject) -> None:
     r1 = data.draw(st.integers(r0, rows))
     c0 = data.draw(st.integers(0, cols))
     c1 = data.draw(st.integers(c0, cols))
-    padded = np.zeros((r1 - r0, 2 * (c1 - c0) + 3), tensor.dtype.word)
+    padded = np.zeros((r1 - r0, 2 * (c1 - c0) + 3), tensor.dtype.storage_dtype)
     block = padded[:, 1 : 1 + 2 * (c1 - c0) : 2] if data.draw(st.booleans()) else padded[:, 2 : 2 + c1 - c0]
     if block.size:
         tensor.read_block(r0, c0, block)
-    matrix = np.frombuffer(raw, tensor.dtype.word).reshape(rows, cols)
+    matrix = np.frombuffer(raw, tensor.dtype.storage_dtype).reshape(rows, cols)
     assert (block == matrix[r0:r1, c0:c1]).all()
 
 
 def test_transposed_tiles_are_decoded_once_by_a_sequential_reader() -> None:
-    source = ArrayTensor(BIG, grain=(50, 32))
+    source = ArrayTensor(BIG, preferred_block=(50, 32))
     tensor = Transposed(source, TileCache(1 << 20))
     size = BIG.nbytes
     for start in range(0, size, 1000):  # every tile is cut by several requests

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.extents import File, file_of
+from ckptfs.formats.extents import ExtentFile, file_of
 from ckptfs.mount.open_file import Reader
 from ckptfs.native import library, program
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import node_of
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.tensors.transpose import Transposed
-from ckptfs.tensors.views import RowJoin, RowSlice
+from ckptfs.tensors.views import ConcatRows, SlicedRows
 from tests.formats.hdf5 import test_chunked as h5
 from tests.formats.hdf5.h5_files import tensors_of
 
@@ -67,20 +67,20 @@ def cases(stored: dict[str, Tensor]) -> dict[str, tuple[Tensor, np.ndarray[Any, 
     large, other, packed = stored["large"], stored["other"], stored["packed"]
     return {
         "one": (Transposed(large), LARGE.T),
-        "rows of two": (Transposed(RowJoin((large, other))), np.concatenate([LARGE, OTHER]).T),
+        "rows of two": (Transposed(ConcatRows((large, other))), np.concatenate([LARGE, OTHER]).T),
         "rows of three": (
-            Transposed(RowJoin((large, RowJoin((other, large))))),
+            Transposed(ConcatRows((large, ConcatRows((other, large))))),
             np.concatenate([LARGE, OTHER, LARGE]).T,
         ),
-        "with packed ones": (Transposed(RowJoin((large, packed))), np.concatenate([LARGE, PACKED]).T),
-        "some rows": (Transposed(RowSlice(large, 100, 900)), LARGE[100:900].T),
+        "with packed ones": (Transposed(ConcatRows((large, packed))), np.concatenate([LARGE, PACKED]).T),
+        "some rows": (Transposed(SlicedRows(large, 100, 900)), LARGE[100:900].T),
         "eight bytes": (Transposed(stored["wide"]), WIDE.T),
         "one byte": (Transposed(stored["bytes"]), BYTES.T),
-        "slice of it": (RowSlice(Transposed(large), 33, 1001), LARGE.T[33:1001]),
+        "slice of it": (SlicedRows(Transposed(large), 33, 1001), LARGE.T[33:1001]),
     }
 
 
-def pieces(opened: Reader, file: File, starts: Any, step: int = STEP) -> Iterator[tuple[int, bytes]]:
+def pieces(opened: Reader, file: ExtentFile, starts: Any, step: int = STEP) -> Iterator[tuple[int, bytes]]:
     for start in starts:
         out = bytearray(b"\xaa" * (step + 20))
         n = opened.read_into(start, memoryview(out)[10:-10])
@@ -126,7 +126,7 @@ def test_what_c_does(stored: dict[str, Tensor], keep: Callable[[int], None]) -> 
 
 
 def test_elements_that_c_does_not_move(stored: dict[str, Tensor]) -> None:
-    assert node_of(Transposed(RowSlice(stored["large"], 0, 7))) is None
+    assert node_of(Transposed(SlicedRows(stored["large"], 0, 7))) is None
     assert program.turned(node_of(stored["large"]), (1100, 2000), 2, 4 << 20, 0) is None
     assert program.turned(None, (1100, 2000), 2, 55, 0) is None
 

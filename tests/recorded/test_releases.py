@@ -16,7 +16,7 @@ from ckptfs.conversion.plan import config_as, make_view
 from ckptfs.conversion.releases.paths import steps_of
 from ckptfs.conversion.releases.steps import find_path
 from ckptfs.errors import CkptfsError
-from ckptfs.formats.source import Node, Source
+from ckptfs.formats.source import Container, Source
 from ckptfs.tensors.ranges import to_bytes
 from ckptfs.tools.export import outputs, write_outputs
 from tests.conftest import Mounter
@@ -46,7 +46,7 @@ def entries(source: Source) -> dict[str, dict[str, Any]]:
     assert source.tree is not None
     found: dict[str, dict[str, Any]] = {}
 
-    def walk(node: Node | str, path: str) -> None:
+    def walk(node: Container | str, path: str) -> None:
         if isinstance(node, str):
             item = source.items[node]
             if item.tensor is None:

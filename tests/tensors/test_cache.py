@@ -92,7 +92,7 @@ def test_freed_memory_is_used_again() -> None:
     """Pages of fresh memory cost a fault each; those of memory that was kept do not."""
     code = """
 import resource, numpy
-from ckptfs.cache import keep_freed_memory
+from ckptfs.native.scratch import keep_freed_memory
 keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def use():

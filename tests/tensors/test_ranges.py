@@ -20,7 +20,7 @@ from ckptfs.formats.hdf5.chunked import ChunkedTensor
 from ckptfs.tensors import ranges
 from ckptfs.tensors.ranges import read_into, to_numpy
 from ckptfs.tensors.transpose import Transposed
-from ckptfs.tensors.views import RowJoin
+from ckptfs.tensors.views import ConcatRows
 from tests.factories import ArrayTensor
 from tests.formats.hdf5 import test_chunked as h5
 from tests.formats.hdf5.h5_files import tensors_of
@@ -31,7 +31,7 @@ ARRAY = np.random.default_rng(3).integers(0, 1 << 16, (300, 70), np.uint16)
 @pytest.fixture(autouse=True)
 def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ranges, "WORKERS", 4)
-    monkeypatch.setattr(ranges, "LEAST_SHARE", 100)
+    monkeypatch.setattr(ranges, "MIN_SHARE", 100)
     ranges._pool.cache_clear()
     yield
     ranges._pool.cache_clear()
@@ -41,7 +41,7 @@ class Watched(ArrayTensor):
     """Notes who reads it; fails at a row of choice."""
 
     def __init__(self, bad_row: int | None = None) -> None:
-        super().__init__(ARRAY, grain=(16, 8))
+        super().__init__(ARRAY, preferred_block=(16, 8))
         self.readers: set[int] = set()
         self.bad_row = bad_row
 
@@ -55,7 +55,7 @@ class Watched(ArrayTensor):
 @given(st.integers(0, ARRAY.nbytes), st.integers(0, ARRAY.nbytes))
 def test_any_range_in_shares(a: int, b: int) -> None:
     start, stop = sorted((a, b))
-    twice = RowJoin((Watched(), ArrayTensor(ARRAY)))
+    twice = ConcatRows((Watched(), ArrayTensor(ARRAY)))
     for tensor, whole in ((twice, np.concatenate([ARRAY, ARRAY])), (Transposed(ArrayTensor(ARRAY)), ARRAY.T)):
         out = bytearray(stop - start)
         read_into(tensor, start, memoryview(out))

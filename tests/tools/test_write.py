@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ckptfs.errors import CorruptChunk, UsageError, WriteError
-from ckptfs.formats.extents import File, file_of
-from ckptfs.tensors.tensor import Words
+from ckptfs.formats.extents import ExtentFile, file_of
+from ckptfs.tensors.tensor import Elements
 from ckptfs.tools import write
 from ckptfs.tools.write import write_file
 from tests.factories import ArrayTensor, array_of
@@ -23,7 +23,7 @@ DATA = array_of("float32", (3_000, 1_000))
 WHOLE = b"head" + DATA.tobytes()
 
 
-def example() -> File:
+def example() -> ExtentFile:
     return file_of([b"head", ArrayTensor(DATA)])
 
 
@@ -32,7 +32,7 @@ class Failing(ArrayTensor):
 
     error: BaseException
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         if row + len(out) > 2_500:
             raise self.error
         super().read_block(row, col, out)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.source import Item, Node
+from ckptfs.formats.source import Container, Item
 from ckptfs.vfs.facts import facts, step
 from tests.factories import ArrayTensor, source_of, tensor_of
 
@@ -25,15 +25,15 @@ TRAINER = {
 }
 
 
-def nested(*names: str) -> Node:
-    return Node("dict", names, tuple(Node("dict", (), ()) for _ in names))
+def nested(*names: str) -> Container:
+    return Container("dict", names, tuple(Container("dict", (), ()) for _ in names))
 
 
 def test_trainer_checkpoint() -> None:
     source = source_of(
         TRAINER,
         path="/data/checkpoint_70.mdl",
-        tree=Node(
+        tree=Container(
             "dict", ("model", "optimizer", "empty", 3, "hook"), (nested(), nested(), nested(), "global_step", "hook")
         ),
         metadata=[{"model_name": "old"}, {"model_name": "gpt2"}],
@@ -64,7 +64,7 @@ def test_trainer_checkpoint() -> None:
     "fields",
     [
         {"format": "safetensors", "release": None},
-        {"format": "torch-zip", "tree": Node("dict", ("model.w", "head.w"), ("model.w", "head.w"))},
+        {"format": "torch-zip", "tree": Container("dict", ("model.w", "head.w"), ("model.w", "head.w"))},
     ],
 )
 def test_flat_state_dict_counts_everything(fields: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_flat_state_dict_counts_everything(fields: dict[str, Any]) -> None:
 
 
 def test_no_model_state_counts_everything() -> None:
-    tree = Node("dict", ("encoder",), (Node("dict", ("w",), ("encoder.w",)),))
+    tree = Container("dict", ("encoder",), (Container("dict", ("w",), ("encoder.w",)),))
     assert facts(source_of({"encoder.w": np.zeros(7, np.int8)}, tree=tree))["n_parameters"] == 7
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ckptfs.conversion import resolve
 from ckptfs.formats.detect import open_source
 from ckptfs.formats.extents import text_file
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.vfs.hf import hf_folder
@@ -97,7 +97,7 @@ def test_what_is_refused_keeps_its_place(tmp_path: Path) -> None:
         "l.2": 5,
         "d": Item("d", "object"),
     }
-    tree = Node("dict", ("l", "d"), (Node("list", None, ("l.0", "l.1", "l.2")), "d"))
+    tree = Container("dict", ("l", "d"), (Container("list", None, ("l.0", "l.1", "l.2")), "d"))
     source = source_of(values, tree=tree)
     found = loaded(source, tmp_path, "checkpoint.pt")
     assert found == {
@@ -113,12 +113,12 @@ def test_what_is_refused_keeps_its_place(tmp_path: Path) -> None:
 def test_odd_containers(tmp_path: Path) -> None:
     leaves = {"s.0": tensor_of("int8", (1,)), "s.1": 1, "q.0": 2, "n.0": 3, "u.0.0": 4}
     children = (
-        Node("set", None, ("s.0", "s.1")),
-        Node("deque", None, ("q.0",)),
-        Node("namedtuple", None, ("n.0",)),
-        Node("set", None, (Node("list", None, ("u.0.0",)),)),
+        Container("set", None, ("s.0", "s.1")),
+        Container("deque", None, ("q.0",)),
+        Container("namedtuple", None, ("n.0",)),
+        Container("set", None, (Container("list", None, ("u.0.0",)),)),
     )
-    found = loaded(source_of(leaves, tree=Node("tuple", None, children)), tmp_path, "checkpoint.pt")
+    found = loaded(source_of(leaves, tree=Container("tuple", None, children)), tmp_path, "checkpoint.pt")
     assert [type(value) for value in found] == [set, list, tuple, list]
     assert len(found[0]) == 2 and found[1:] == ([2], (3,), [[4]])
 

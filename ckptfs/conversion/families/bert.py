@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable, choice
-from ckptfs.conversion.families.decoder import MOST_POSITIONS, no_numbers
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable, choice
+from ckptfs.conversion.families.decoder import MAX_POSITIONS, no_numbers
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding.mup import KEYS_ONLY
-from ckptfs.conversion.rules import Context, Rule, Table, copy, making_hf, same, under
+from ckptfs.conversion.rules import Context, Rule, Table, copy, same, under, with_hf_extra
 from ckptfs.errors import MissingField
 from ckptfs.tensors.generated import numbered
 from ckptfs.tensors.tensor import Tensor
@@ -21,8 +21,8 @@ from ckptfs.tensors.tensor import Tensor
 def position_ids(context: Context, positions: Tensor) -> Tensor:
     """The buffer 0 … n - 1, for as many positions as ``config.json`` says, or else as there are embeddings."""
     size = context.hf.get("max_position_embeddings", positions.shape[0] if positions.shape else 1)
-    if not isinstance(size, int) or not 0 < size <= MOST_POSITIONS:
-        why = f"there are that many position_ids, at most {MOST_POSITIONS}"
+    if not isinstance(size, int) or not 0 < size <= MAX_POSITIONS:
+        why = f"there are that many position_ids, at most {MAX_POSITIONS}"
         raise MissingField(context.model, "max_position_embeddings", why)
     return numbered(size)
 
@@ -36,7 +36,7 @@ def norm(hf: str, cs: str) -> list[Rule]:
 
 
 WORDS = same("embeddings.word_embeddings.weight", "embedding_layer.word_embeddings.weight")
-POSITIONS = making_hf(
+POSITIONS = with_hf_extra(
     same(
         "embeddings.position_embeddings.weight",
         "embedding_layer.position_embeddings.embed.weight",
@@ -81,7 +81,7 @@ TENSORS = Table(
                 same("transform.dense.{p}", TRANSFORM + "ffn.ffn.0.linear_layer.{p}"),
                 *norm("transform.LayerNorm", TRANSFORM + "ln"),
                 same("decoder.weight", DECODER + "weight"),
-                making_hf(same("decoder.bias", DECODER + "bias"), {"bias": copy}),
+                with_hf_extra(same("decoder.bias", DECODER + "bias"), {"bias": copy}),
             ],
         ),
         same("cls.seq_relationship.{p}", "bert_cls_head.classifier.ffn.0.linear_layer.{p}"),
@@ -104,7 +104,7 @@ def pooler(fields: Fields) -> Config:
     return {"pooler_nonlinearity": fields.get("pooler_nonlinearity", fields["encoder_nonlinearity"])}
 
 
-MLM = Lens(("hidden_act",), ("mlm_nonlinearity",), mlm_to_cs, mlm_to_hf)
+MLM = FieldTransform(("hidden_act",), ("mlm_nonlinearity",), mlm_to_cs, mlm_to_hf)
 POSITION_TYPE = choice("position_embedding_type", "position_embedding_type", {"absolute": "learned"})
 SAME_NAMES = ("vocab_size", "hidden_size", "num_hidden_layers", "initializer_range")
 NAMES = {
@@ -154,7 +154,7 @@ CS = SideTable(
     add={"pooler_nonlinearity": "tanh"},
     prepare=(pooler,),
 )
-CONFIG = ConfigTable(names=NAMES, lenses=(MLM, POSITION_TYPE), hf=HF, cs=CS)
+CONFIG = ConfigTable(names=NAMES, transforms=(MLM, POSITION_TYPE), hf=HF, cs=CS)
 """The config that all families with a BERT inside have in common."""
 FROZEN = replace(CS, add={**CS.add, "freeze_ffn_bias_in_glu": False})
 """The Cerebras side of those that say so."""

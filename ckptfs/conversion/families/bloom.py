@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
-from ckptfs.conversion.families.decoder import MADE_HEAD, OLD_SLOPES, SLOPES, alibi_slopes, final_norm, heads, nothing
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
+from ckptfs.conversion.families.decoder import (
+    GENERATED_HEAD,
+    OLD_SLOPES,
+    SLOPES,
+    alibi_slopes,
+    final_norm,
+    heads,
+    nothing,
+)
 from ckptfs.conversion.families.gpt2 import dropouts
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut, unpack_heads
-from ckptfs.conversion.rules import Rule, Table, cs_only, making_cs, same, split, under
+from ckptfs.conversion.ops import Split, ungroup_heads
+from ckptfs.conversion.rules import Rule, Table, cs_only, same, split, under, with_cs_extra
 
 QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
     same("input_layernorm.{p}", "norm1.{p}"),
     same("post_attention_layernorm.{p}", "norm3.{p}"),
-    split("self_attention.query_key_value.{p}", QKV, unpack_heads("heads", (1, 1, 1)), Cut((1, 1, 1))),
+    split("self_attention.query_key_value.{p}", QKV, ungroup_heads("heads", (1, 1, 1)), Split((1, 1, 1))),
     same("self_attention.dense.{p}", "self_attn.proj_output_dense_layer.{p}"),
     same("mlp.dense_h_to_4h.{p}", "ffn.ffn.0.linear_layer.{p}"),
     same("mlp.dense_4h_to_h.{p}", "ffn.ffn.1.linear_layer.{p}"),
@@ -34,8 +42,8 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
     return [*under(prefix, "", [embedding, norm, *layers, final_norm("ln_f")]), *cs_only(OLD_SLOPES)]
 
 
-TENSORS = Table((*body("transformer.", making_cs(EMBEDDING, MADE, last=True)), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, {**MADE_HEAD, **MADE}, last=True))))
+TENSORS = Table((*body("transformer.", with_cs_extra(EMBEDDING, MADE, last=True)), same("lm_head.{p}", "lm_head.{p}")))
+HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, {**GENERATED_HEAD, **MADE}, last=True))))
 
 
 def sizes_to_cs(fields: Fields) -> Config:
@@ -77,7 +85,7 @@ CONFIG = ConfigTable(
         "hidden_dropout": "dropout_rate",
         **{n: n for n in ("vocab_size", "hidden_size", "layer_norm_epsilon", "initializer_range")},
     },
-    lenses=(Lens(("hidden_size",), (), sizes_to_cs, nothing),),
+    transforms=(FieldTransform(("hidden_size",), (), sizes_to_cs, nothing),),
     hf=SideTable(
         must=HF_MUST,
         fill={

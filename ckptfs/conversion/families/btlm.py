@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import MADE_HEAD, OLD_SLOPES, SLOPES, no_numbers
+from ckptfs.conversion.families.decoder import GENERATED_HEAD, OLD_SLOPES, SLOPES, no_numbers
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Transpose
-from ckptfs.conversion.rules import Rule, Table, hf_only, making_cs, same, under
+from ckptfs.conversion.rules import Rule, Table, hf_only, same, under, with_cs_extra
 
 LAYER = [
-    *(replace(rule, hf_makes=()) for rule in gpt2.LAYER),
+    *(replace(rule, hf_extra=()) for rule in gpt2.LAYER),
     same("mlp.c_fc2.{p}", "ffn.ffn.0.linear_layer_for_glu.{p}", Transpose()),
     *hf_only("attn.bias", "attn.masked_bias"),
 ]
@@ -28,7 +28,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", gpt2.EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(gpt2.EMBEDDING, MADE_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_cs_extra(gpt2.EMBEDDING, GENERATED_HEAD, last=True))))
 
 
 def scale_to_cs(fields: Fields) -> Config:
@@ -69,10 +69,10 @@ NAMES = {
 CS_MUST = {k: v for k, v in gpt2.CONFIG.cs.must.items() if k != "position_embedding_type"}
 CONFIG = ConfigTable(
     names=NAMES,
-    lenses=(
+    transforms=(
         gpt2.ATTENTION,
-        Lens(("mup_width_scale",), ("output_logits_scale",), scale_to_cs, scale_to_hf),
-        Lens(("alibi_scaling",), ("pos_scaling_factor",), alibi_to_cs, alibi_to_hf),
+        FieldTransform(("mup_width_scale",), ("output_logits_scale",), scale_to_cs, scale_to_hf),
+        FieldTransform(("alibi_scaling",), ("pos_scaling_factor",), alibi_to_cs, alibi_to_hf),
     ),
     hf=SideTable(
         must={"model_type": "btlm", "reorder_and_upcast_attn": False},

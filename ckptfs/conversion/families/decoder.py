@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptfs.conversion.config import Config, Fields, Lens, choice
-from ckptfs.conversion.rules import Context, Make, Rule, Second, copy, making_cs, same
+from ckptfs.conversion.config import Config, Fields, FieldTransform, choice
+from ckptfs.conversion.rules import Context, Make, Rule, Second, copy, same, with_cs_extra
 from ckptfs.errors import MissingField
 from ckptfs.tensors.generated import causal_mask, constant, filled, seeded_normal
 from ckptfs.tensors.tensor import Tensor
@@ -14,7 +14,7 @@ from ckptfs.tensors.tensor import Tensor
 SLOPES = "embedding_layer.position_embed_helper.slopes"
 OLD_SLOPES = "relative_pe_helper.slopes"
 """Where ALiBi's slopes were before release 2.1."""
-MOST_POSITIONS = 1 << 24
+MAX_POSITIONS = 1 << 24
 """More than any model has; a mask of this size still has a size that file systems can tell."""
 HEAD_SEED = 0
 """Seed of heads made for headless checkpoints; see docs/SEMANTICS.md."""
@@ -32,7 +32,7 @@ YARN = {
 
 def final_norm(hf: str) -> Rule:
     """The decoder's last norm. Cerebras keeps a second copy as ``ln_f``; the first one is read."""
-    return making_cs(same(f"{hf}.{{p}}", "transformer_decoder.norm.{p}"), {"ln_f.{p}": copy})
+    return with_cs_extra(same(f"{hf}.{{p}}", "transformer_decoder.norm.{p}"), {"ln_f.{p}": copy})
 
 
 def tied(context: Context) -> bool:
@@ -52,7 +52,7 @@ def made_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
     return filled("float32", embedding.shape[:1], 0.0) if context.cs.get("use_bias_in_output") else None
 
 
-MADE_HEAD: Mapping[str, Make] = {"lm_head.weight": Second(made_head, tied), "lm_head.bias": made_head_bias}
+GENERATED_HEAD: Mapping[str, Make] = {"lm_head.weight": Second(made_head, tied), "lm_head.bias": made_head_bias}
 """Old checkpoints have the embedding as None beside its tied head; it is read from there."""
 
 
@@ -61,8 +61,8 @@ def causal_mask_of(field: str) -> Make:
 
     def make(context: Context, tensor: Tensor) -> Tensor:
         size = context.hf.get(field)
-        if not isinstance(size, int) or not 0 < size <= MOST_POSITIONS:
-            raise MissingField(context.model, field, f"the causal mask has that many rows, at most {MOST_POSITIONS}")
+        if not isinstance(size, int) or not 0 < size <= MAX_POSITIONS:
+            raise MissingField(context.model, field, f"the causal mask has that many rows, at most {MAX_POSITIONS}")
         return causal_mask(size)
 
     return make
@@ -88,7 +88,7 @@ def _powers(n: int) -> list[float]:
 
 
 def nothing(fields: Fields) -> Config:
-    """The side of a `Lens` that writes no field."""
+    """The side of a `FieldTransform` that writes no field."""
     return {}
 
 
@@ -112,12 +112,12 @@ def numbers(
     return {name: int(value) for name, value in found.items()}
 
 
-def gated(name: str = "hidden_act") -> Lens:
+def gated(name: str = "hidden_act") -> FieldTransform:
     """Activations of gated feed-forward layers have names of their own in Cerebras configs."""
     return choice(name, "nonlinearity", {"silu": "swiglu", "relu": "reglu", "gelu": "geglu"})
 
 
-def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
+def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> FieldTransform:
     """``rope_scaling`` <-> ``pos_scaling_factor``, ``_type``, ``_extra_args``; no scaling is factor 1.0.
 
     Llama-like models also read ``rope_type``, write it for llama3, and insist on ``pos_scaling_type``.
@@ -154,7 +154,9 @@ def rope_scaling(types: tuple[str, ...], *, llama_like: bool) -> Lens:
         extra = fields.get("pos_scaling_extra_args") or {}
         return {"rope_scaling": {_type_name(kind): kind, "factor": factor, **extra}}
 
-    return Lens(("rope_scaling",), ("pos_scaling_factor", "pos_scaling_type", "pos_scaling_extra_args"), to_cs, to_hf)
+    return FieldTransform(
+        ("rope_scaling",), ("pos_scaling_factor", "pos_scaling_type", "pos_scaling_extra_args"), to_cs, to_hf
+    )
 
 
 def _type_name(kind: str) -> str:

@@ -39,8 +39,8 @@ def twice(rule: Rule) -> Rule:
     """*rule*, with its Cerebras keys under `POLICY`, which writes all of them under `REFERENCE` as well."""
     (policy,) = under("", POLICY, [rule])
     copies = [Extra(key.prefixed(REFERENCE), reference(copy), last=2, of=i) for i, key in enumerate(rule.cs)]
-    made = [Extra(e.template.prefixed(REFERENCE), reference(e.make), e.last + 2, e.there, e.of) for e in rule.cs_makes]
-    return replace(policy, cs_makes=(*policy.cs_makes, *copies, *made))
+    made = [Extra(e.template.prefixed(REFERENCE), reference(e.make), e.last + 2, e.there, e.of) for e in rule.cs_extra]
+    return replace(policy, cs_extra=(*policy.cs_extra, *copies, *made))
 
 
 def reference(make: Make) -> Make:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfs.conversion.components import component, component_config, joined
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.bert import CONFIG as BERT
 from ckptfs.conversion.families.bert import ENCODER
 from ckptfs.conversion.families.decoder import no_numbers
@@ -39,7 +39,7 @@ def projection_to_hf(fields: Fields) -> Config:
     return {"projection_dim": size}
 
 
-PROJECTION = Lens(("projection_dim",), ("add_pooling_layer",), projection_to_cs, projection_to_hf)
+PROJECTION = FieldTransform(("projection_dim",), ("add_pooling_layer",), projection_to_cs, projection_to_hf)
 
 
 def encoder_config(folder: str, model_type: str, cs: dict[str, Any], **hf: Any) -> ConfigTable:
@@ -49,7 +49,7 @@ def encoder_config(folder: str, model_type: str, cs: dict[str, Any], **hf: Any) 
         folder,
         replace(
             BERT,
-            lenses=(*BERT.lenses, PROJECTION),
+            transforms=(*BERT.transforms, PROJECTION),
             hf=replace(BERT.hf, must={**BERT.hf.must, "model_type": model_type}, add={"model_type": model_type, **hf}),
             cs=replace(BERT.cs, add={**BERT.cs.add, "freeze_ffn_bias_in_glu": False, **cs}),
         ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, Lens, one_of
+from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, one_of
 from ckptfs.conversion.families.bert import (
     BERT,
     CS_MUST,
@@ -31,7 +31,7 @@ from ckptfs.conversion.families.bert import (
 from ckptfs.conversion.families.bert import NAMES as BERT_NAMES
 from ckptfs.conversion.families.decoder import nothing, numbers
 from ckptfs.conversion.families.roberta import positions_to_cs, positions_to_hf
-from ckptfs.conversion.ops import rope
+from ckptfs.conversion.ops import permute_for_rope
 from ckptfs.conversion.rules import Context, Table, hf_only, only_when, same, under
 
 
@@ -43,7 +43,7 @@ def learned(context: Context) -> bool:
     return not rotary(context)
 
 
-TURNED = [replace(rule, ops=(rope("heads"),)) for rule in QUERY_KEY]
+TURNED = [replace(rule, ops=(permute_for_rope("heads"),)) for rule in QUERY_KEY]
 LAYER = [
     *only_when(rotary, *TURNED),
     *only_when(learned, *QUERY_KEY),
@@ -140,10 +140,10 @@ TYPE = ("position_embedding_type",)
 SIZE = ("max_position_embeddings",)
 CONFIG = ConfigTable(
     names=NAMES,
-    lenses=(
-        Lens(("hidden_act",), (), activation, nothing),
-        Lens(TYPE, TYPE, type_to_cs, type_to_hf),
-        Lens(SIZE, SIZE, unless_rotary(positions_to_cs), unless_rotary(positions_to_hf)),
+    transforms=(
+        FieldTransform(("hidden_act",), (), activation, nothing),
+        FieldTransform(TYPE, TYPE, type_to_cs, type_to_hf),
+        FieldTransform(SIZE, SIZE, unless_rotary(positions_to_cs), unless_rotary(positions_to_hf)),
     ),
     hf=replace(
         HF,

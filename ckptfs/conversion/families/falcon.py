@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
-    MADE_HEAD,
+    GENERATED_HEAD,
     OLD_SLOPES,
     SLOPES,
     final_norm,
@@ -24,8 +24,8 @@ from ckptfs.conversion.families.decoder import (
     whole_rotary,
 )
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut, Each, rope, unpack_heads
-from ckptfs.conversion.rules import Context, Rule, Table, cs_only, making_cs, only_when, same, split, under
+from ckptfs.conversion.ops import Each, Split, permute_for_rope, ungroup_heads
+from ckptfs.conversion.rules import Context, Rule, Table, cs_only, only_when, same, split, under, with_cs_extra
 
 
 def two_norms(context: Context) -> bool:
@@ -39,9 +39,9 @@ def one_norm(context: Context) -> bool:
 
 QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 UNPACK = (
-    unpack_heads("kv_heads", ("q_per_kv", 1, 1)),
-    Cut(("heads", "kv_heads", "kv_heads")),
-    Each((rope("heads"), rope("kv_heads"), None)),
+    ungroup_heads("kv_heads", ("q_per_kv", 1, 1)),
+    Split(("heads", "kv_heads", "kv_heads")),
+    Each((permute_for_rope("heads"), permute_for_rope("kv_heads"), None)),
 )
 LAYER = [
     split("self_attention.query_key_value.{p}", QKV, *UNPACK),
@@ -62,7 +62,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True))))
 
 BIASES = ("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias")
 
@@ -201,11 +201,11 @@ CS = SideTable(
 )
 CONFIG = ConfigTable(
     names={**SHARED_NAMES, "num_attention_heads": "num_heads", **{name: name for name in SAME_NAMES}},
-    lenses=(
-        Lens(("alibi",), ("position_embedding_type",), no_alibi, rotary),
-        Lens(("hidden_size",), (), sizes("hidden_size", "num_attention_heads"), nothing),
-        Lens(("bias",), BIASES, biases_to_cs, biases_to_hf),
-        Lens(("num_kv_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
+    transforms=(
+        FieldTransform(("alibi",), ("position_embedding_type",), no_alibi, rotary),
+        FieldTransform(("hidden_size",), (), sizes("hidden_size", "num_attention_heads"), nothing),
+        FieldTransform(("bias",), BIASES, biases_to_cs, biases_to_hf),
+        FieldTransform(("num_kv_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
         ROPE,
     ),
     hf=SideTable(
@@ -244,10 +244,10 @@ def older(model_type: str, must: Mapping[str, Any]) -> ConfigTable:
     """The table for a RefinedWeb kind of config, which is only read."""
     return ConfigTable(
         names={**SHARED_NAMES, "n_head": "num_heads", "n_layer": "num_hidden_layers"},
-        lenses=(
-            Lens(("alibi",), ("position_embedding_type",), no_alibi, rotary),
-            Lens(("hidden_size",), (), sizes("hidden_size", "n_head"), nothing),
-            Lens(("n_head",), (), older_groups, nothing),
+        transforms=(
+            FieldTransform(("alibi",), ("position_embedding_type",), no_alibi, rotary),
+            FieldTransform(("hidden_size",), (), sizes("hidden_size", "n_head"), nothing),
+            FieldTransform(("n_head",), (), older_groups, nothing),
         ),
         hf=SideTable(must={"model_type": model_type, "bias": False, **must}, fill={"alibi": False, "bias": False}),
         cs=replace(CS, add=CS_OLDER_ADD),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable, one_of
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable, one_of
 from ckptfs.conversion.families import llama
 from ckptfs.conversion.families.decoder import rope_parameters, whole_rotary
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Add
-from ckptfs.conversion.rules import Table, copy, making_cs, same, under
+from ckptfs.conversion.ops import AddScalar
+from ckptfs.conversion.rules import Table, copy, same, under, with_cs_extra
 
 NORMS = {
     "input_layernorm": "norm1",
@@ -23,9 +23,9 @@ NORMS = {
 }
 LAYER = [
     *(rule for rule in llama.LAYER if "layernorm" not in rule.hf[0].text),
-    *(same(f"{hf}.weight", f"{cs}.weight", Add(1)) for hf, cs in NORMS.items()),
+    *(same(f"{hf}.weight", f"{cs}.weight", AddScalar(1)) for hf, cs in NORMS.items()),
 ]
-NORM = making_cs(same("norm.weight", "transformer_decoder.norm.weight", Add(1)), {"ln_f.weight": copy})
+NORM = with_cs_extra(same("norm.weight", "transformer_decoder.norm.weight", AddScalar(1)), {"ln_f.weight": copy})
 TENSORS = Table(
     (
         *under("model.", "", [llama.EMBEDDING, NORM, *under("layers.{i}.", "transformer_decoder.layers.{i}.", LAYER)]),
@@ -134,11 +134,11 @@ CONFIG = ConfigTable(
         "final_logit_softcapping": "final_logit_softcapping",
         **{name: name for name in SAME_NAMES},
     },
-    lenses=(
-        Lens(("hidden_activation",), ("nonlinearity",), activation_to_cs, activation_to_hf),
-        Lens(("head_dim",), ("attention_inner_dim",), head_to_cs, head_to_hf),
-        Lens(("hidden_size",), ("embeddings_scale",), embedding_to_cs, embedding_to_hf),
-        Lens(("attention_bias",), BIASES, bias_to_cs, bias_to_hf),
+    transforms=(
+        FieldTransform(("hidden_activation",), ("nonlinearity",), activation_to_cs, activation_to_hf),
+        FieldTransform(("head_dim",), ("attention_inner_dim",), head_to_cs, head_to_hf),
+        FieldTransform(("hidden_size",), ("embeddings_scale",), embedding_to_cs, embedding_to_hf),
+        FieldTransform(("attention_bias",), BIASES, bias_to_cs, bias_to_hf),
         *llama.KV_GROUPS,
     ),
     hf=SideTable(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
-from ckptfs.conversion.families.decoder import MADE_HEAD, causal_mask_of, final_norm, no_numbers
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
+from ckptfs.conversion.families.decoder import GENERATED_HEAD, causal_mask_of, final_norm, no_numbers
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut, Transpose
-from ckptfs.conversion.rules import Context, Rule, Table, making_cs, making_hf, same, split, under
+from ckptfs.conversion.ops import Split, Transpose
+from ckptfs.conversion.rules import Context, Rule, Table, same, split, under, with_cs_extra, with_hf_extra
 from ckptfs.tensors.generated import filled
 from ckptfs.tensors.tensor import Tensor
 
@@ -22,13 +22,13 @@ def masked_bias(context: Context, bias: Tensor) -> Tensor:
 
 
 QKV = [f"self_attn.proj_{part}_dense_layer" for part in "qkv"]
-PACKED = (Transpose(), Cut((1, 1, 1)))
+PACKED = (Transpose(), Split((1, 1, 1)))
 MASKS = {"attn.bias": causal_mask_of("n_positions"), "attn.masked_bias": masked_bias}
 LAYER = [
     same("ln_1.{p}", "norm1.{p}"),
     same("ln_2.{p}", "norm3.{p}"),
     split("attn.c_attn.weight", [f"{name}.weight" for name in QKV], *PACKED),
-    making_hf(split("attn.c_attn.bias", [f"{name}.bias" for name in QKV], *PACKED), MASKS),
+    with_hf_extra(split("attn.c_attn.bias", [f"{name}.bias" for name in QKV], *PACKED), MASKS),
     same("attn.c_proj.{p}", "self_attn.proj_output_dense_layer.{p}", Transpose()),
     same("mlp.c_fc.{p}", "ffn.ffn.0.linear_layer.{p}", Transpose()),
     same("mlp.c_proj.{p}", "ffn.ffn.1.linear_layer.{p}", Transpose()),
@@ -48,7 +48,7 @@ def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True), LAYER)))
+HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True), LAYER)))
 
 
 def inner(fields: Fields) -> Config:
@@ -74,7 +74,7 @@ def attention_to_hf(fields: Fields) -> Config:
     return {"scale_attn_weights": fields["attention_type"] == "scaled_dot_product"}
 
 
-ATTENTION = Lens(("scale_attn_weights",), ("attention_type",), attention_to_cs, attention_to_hf)
+ATTENTION = FieldTransform(("scale_attn_weights",), ("attention_type",), attention_to_cs, attention_to_hf)
 SAME_NAMES = ("vocab_size", "rotary_dim", "layer_norm_epsilon", "initializer_range")
 CONFIG = ConfigTable(
     names={
@@ -90,7 +90,7 @@ CONFIG = ConfigTable(
         "resid_pdrop": "dropout_rate",
         **{name: name for name in SAME_NAMES},
     },
-    lenses=(ATTENTION,),
+    transforms=(ATTENTION,),
     hf=SideTable(
         must={"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False},
         fill={"tie_word_embeddings": True},

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
-    MADE_HEAD,
+    GENERATED_HEAD,
     causal_mask_of,
     final_norm,
     numbers,
@@ -22,8 +22,8 @@ from ckptfs.conversion.families.decoder import (
 )
 from ckptfs.conversion.families.gptj import CS_FILL, CS_MUST
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut, Each, rope, unpack_heads
-from ckptfs.conversion.rules import Context, Rule, Table, making_cs, making_hf, same, split, under
+from ckptfs.conversion.ops import Each, Split, permute_for_rope, ungroup_heads
+from ckptfs.conversion.rules import Context, Rule, Table, same, split, under, with_cs_extra, with_hf_extra
 from ckptfs.tensors.generated import constant, filled
 from ckptfs.tensors.tensor import Tensor
 
@@ -40,7 +40,11 @@ def inv_freq(context: Context, bias: Tensor) -> Tensor:
     return constant("float32", np.float32(1) / powers)
 
 
-UNPACK = (unpack_heads("heads", (1, 1, 1)), Cut((1, 1, 1)), Each((rope("heads"), rope("heads"), None)))
+UNPACK = (
+    ungroup_heads("heads", (1, 1, 1)),
+    Split((1, 1, 1)),
+    Each((permute_for_rope("heads"), permute_for_rope("heads"), None)),
+)
 BUFFERS = {
     "attention.bias": causal_mask_of("max_position_embeddings"),
     "attention.masked_bias": masked_bias,
@@ -51,7 +55,7 @@ LAYER = [
     same("input_layernorm.{p}", "norm1.{p}"),
     same("post_attention_layernorm.{p}", "norm3.{p}"),
     split("attention.query_key_value.weight", [f"{x}.weight" for x in QKV], *UNPACK),
-    making_hf(split("attention.query_key_value.bias", [f"{x}.bias" for x in QKV], *UNPACK), BUFFERS),
+    with_hf_extra(split("attention.query_key_value.bias", [f"{x}.bias" for x in QKV], *UNPACK), BUFFERS),
     same("attention.dense.{p}", "self_attn.proj_output_dense_layer.{p}"),
     same("mlp.dense_h_to_4h.{p}", "ffn.ffn.0.linear_layer.{p}"),
     same("mlp.dense_4h_to_h.{p}", "ffn.ffn.1.linear_layer.{p}"),
@@ -66,7 +70,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("gpt_neox.", EMBEDDING), same("embed_out.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True))))
 
 
 def no_rotary(fields: Fields) -> Config:
@@ -111,8 +115,8 @@ CONFIG = ConfigTable(
         "hidden_dropout": "residual_dropout_rate",
         **{name: name for name in SAME_NAMES},
     },
-    lenses=(
-        Lens(("rotary_pct",), ("rotary_dim",), pct_to_cs, pct_to_hf),
+    transforms=(
+        FieldTransform(("rotary_pct",), ("rotary_dim",), pct_to_cs, pct_to_hf),
         rope_scaling(("linear", "yarn", "longrope"), llama_like=False),
     ),
     hf=SideTable(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import MADE_HEAD, final_norm, no_numbers
+from ckptfs.conversion.families.decoder import GENERATED_HEAD, final_norm, no_numbers
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Arrange, Cut, unpack_heads
-from ckptfs.conversion.rules import Rule, Table, hf_only, making_cs, same, split, under
+from ckptfs.conversion.ops import Reorder, Split, ungroup_heads
+from ckptfs.conversion.rules import Rule, Table, hf_only, same, split, under, with_cs_extra
 
 SHARED = [
     same("ln_1.{p}", "norm1.{p}"),
@@ -26,7 +26,7 @@ LAYER = [*SHARED, *(same(f"attn.{x}_proj.{{p}}", f"self_attn.proj_{x}_dense_laye
 QKV = [f"self_attn.proj_{x}_dense_layer.weight" for x in "qkv"]
 CODEGEN_LAYER = [
     *SHARED,
-    split("attn.qkv_proj.weight", QKV, unpack_heads(4, (1, 1, 1)), Cut((1, 1, 1)), Arrange((0, 2, 1))),
+    split("attn.qkv_proj.weight", QKV, ungroup_heads(4, (1, 1, 1)), Split((1, 1, 1)), Reorder((0, 2, 1))),
     *hf_only("attn.causal_mask"),
 ]
 EMBEDDING = same("wte.weight", "embedding_layer.word_embeddings.weight")
@@ -42,7 +42,7 @@ def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
 def tables(layer: list[Rule]) -> tuple[Table, Table]:
     """With and without a head."""
     head = same("lm_head.{p}", "lm_head.{p}")
-    headless = body("", making_cs(EMBEDDING, MADE_HEAD, last=True), layer)
+    headless = body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True), layer)
     return Table((*body("transformer.", EMBEDDING, layer), head)), Table(tuple(headless))
 
 
@@ -124,7 +124,7 @@ CS_ADD = {
 }
 CONFIG = ConfigTable(
     names={**NAMES, "use_bias_in_output": "use_bias_in_output"},
-    lenses=(Lens(("rotary",), ("position_embedding_type",), rotary_to_cs, rotary_to_hf),),
+    transforms=(FieldTransform(("rotary",), ("position_embedding_type",), rotary_to_cs, rotary_to_hf),),
     hf=SideTable(
         must={"model_type": "gptj", "scale_attn_weights": True},
         fill=HF_FILL,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
-    MADE_HEAD,
+    GENERATED_HEAD,
     final_norm,
     gated,
     kv_heads,
@@ -22,19 +22,19 @@ from ckptfs.conversion.families.decoder import (
     whole_rotary,
 )
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import rope
-from ckptfs.conversion.rules import Rule, Table, hf_only, making_cs, same, under
+from ckptfs.conversion.ops import permute_for_rope
+from ckptfs.conversion.rules import Rule, Table, hf_only, same, under, with_cs_extra
 from ckptfs.errors import MissingField
 
 LAYER = [
     same("input_layernorm.{p}", "norm1.{p}"),
     same("post_attention_layernorm.{p}", "norm3.{p}"),
-    same("self_attn.q_proj.{p}", "self_attn.proj_q_dense_layer.{p}", rope("heads")),
-    same("self_attn.k_proj.{p}", "self_attn.proj_k_dense_layer.{p}", rope("kv_heads")),
+    same("self_attn.q_proj.{p}", "self_attn.proj_q_dense_layer.{p}", permute_for_rope("heads")),
+    same("self_attn.k_proj.{p}", "self_attn.proj_k_dense_layer.{p}", permute_for_rope("kv_heads")),
     same("self_attn.v_proj.{p}", "self_attn.proj_v_dense_layer.{p}"),
     same("self_attn.o_proj.{p}", "self_attn.proj_output_dense_layer.{p}"),
-    same("self_attn.q_norm.{p}", "self_attn.q_norm.{p}", rope(1)),
-    same("self_attn.k_norm.{p}", "self_attn.k_norm.{p}", rope(1)),
+    same("self_attn.q_norm.{p}", "self_attn.q_norm.{p}", permute_for_rope(1)),
+    same("self_attn.k_norm.{p}", "self_attn.k_norm.{p}", permute_for_rope(1)),
     same("mlp.up_proj.{p}", "ffn.ffn.0.linear_layer.{p}"),
     same("mlp.gate_proj.{p}", "ffn.ffn.0.linear_layer_for_glu.{p}"),
     same("mlp.down_proj.{p}", "ffn.ffn.1.linear_layer.{p}"),
@@ -50,7 +50,7 @@ def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
 
 
 TENSORS = Table((*body("model.", EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(EMBEDDING, MADE_HEAD, last=True), LAYER)))
+HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True), LAYER)))
 
 
 def groups_to_cs(fields: Fields) -> Config:
@@ -83,8 +83,8 @@ def groups_to_hf(fields: Fields) -> Config:
 
 
 KV_GROUPS = (
-    Lens(("num_key_value_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
-    Lens((), ("attention_module",), nothing, module_to_hf),
+    FieldTransform(("num_key_value_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
+    FieldTransform((), ("attention_module",), nothing, module_to_hf),
 )
 
 
@@ -131,10 +131,10 @@ CONFIG = ConfigTable(
         "rms_norm_eps": "layer_norm_epsilon",
         **{name: name for name in SHARED_NAMES},
     },
-    lenses=(
+    transforms=(
         gated(),
         *KV_GROUPS,
-        Lens(("num_attention_heads",), (), rotary_to_cs, nothing),
+        FieldTransform(("num_attention_heads",), (), rotary_to_cs, nothing),
         rope_scaling(("linear", "yarn", "longrope", "llama3"), llama_like=True),
     ),
     hf=SideTable(

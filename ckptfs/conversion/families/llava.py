@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import Any
 
 from ckptfs.conversion.components import component, component_config, joined, within
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import llama
 from ckptfs.conversion.families.vit import CLIP_BODY, CLIP_CONFIG
-from ckptfs.conversion.family import Completes, Family
+from ckptfs.conversion.family import AddMissing, Family
 from ckptfs.conversion.rules import Context, Table, cs_only, hf_only, same, under
 from ckptfs.tensors.generated import seeded_uniform
 from ckptfs.tensors.tensor import Tensor
@@ -102,7 +102,7 @@ def layer_to_hf(value: Any) -> Any:
     return value + 1 if value >= 0 else value
 
 
-def select_layer(name: str) -> Lens:
+def select_layer(name: str) -> FieldTransform:
     """Which layer's features are used; *name* is the field's place in the Cerebras config."""
     hf = "text_model/mm_vision_select_layer"
 
@@ -111,7 +111,7 @@ def select_layer(name: str) -> Lens:
             fields.refuse(hf, "the embeddings themselves (0) cannot be selected")
         return {name: layer_to_cs(fields[hf])}
 
-    return Lens((hf,), (name,), to_cs, lambda fields: {hf: layer_to_hf(fields[name])})
+    return FieldTransform((hf,), (name,), to_cs, lambda fields: {hf: layer_to_hf(fields[name])})
 
 
 def freeze_to_cs(fields: Fields) -> Config:
@@ -124,7 +124,7 @@ def freeze_to_hf(fields: Fields) -> Config:
     return {"text_model/tune_mm_mlp_adapter": "text_model" in (fields["freeze"] or [])}
 
 
-FREEZE = Lens(("text_model/tune_mm_mlp_adapter",), ("freeze",), freeze_to_cs, freeze_to_hf)
+FREEZE = FieldTransform(("text_model/tune_mm_mlp_adapter",), ("freeze",), freeze_to_cs, freeze_to_hf)
 IMAGE_CONFIG = replace(
     CLIP_CONFIG,
     hf=replace(
@@ -167,7 +167,7 @@ TOP = {
 
 def config(image: str, block: str, mode: str, layer: str, **top: Any) -> ConfigTable:
     """The table for these places of the image encoder, the projector, and what is taken from which layer."""
-    projector = Lens(
+    projector = FieldTransform(
         ("text_model/mm_projector_type",),
         (block,),
         lambda fields: projector_to_cs(fields, block),
@@ -178,7 +178,7 @@ def config(image: str, block: str, mode: str, layer: str, **top: Any) -> ConfigT
         component_config("text_model", "text_model", TEXT_CONFIG),
         ConfigTable(
             names={"text_model/mm_vision_select_feature": mode},
-            lenses=(projector, select_layer(layer), FREEZE),
+            transforms=(projector, select_layer(layer), FREEZE),
             hf=SideTable(prepare=(projector_fits,)),
             cs=SideTable(add={**TOP, **top, mode: "patch"}),
         ),
@@ -207,7 +207,7 @@ def preprocessor(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"image_model/preprocessor_config.json": values} if size is not None else {}
 
 
-def made_projector(prefix: str, block: str) -> Completes:
+def made_projector(prefix: str, block: str) -> AddMissing:
     """Makes a projector for a model without one: uniform within ±sqrt(1 / inputs), in float32."""
 
     def make(context: Context, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -247,7 +247,7 @@ LLAVA = Family(
     sections=("image_model", "text_model", "projector"),
     files=preprocessor,
     paths=("text_model/mm_vision_tower",),
-    completes=made_projector("projector_image_model.", "projector/image_model"),
+    add_missing=made_projector("projector_image_model.", "projector/image_model"),
     notes="two folders, image_model and text_model; a projector is made where there is none",
 )
 
@@ -263,7 +263,7 @@ def mmsimple(image: str, **fields: Any) -> Family:
         cs_name="multimodal_simple",
         since=(2, 3),
         sections=(image, "image_model_list", "text_model"),
-        completes=made_projector(keys, block),
+        add_missing=made_projector(keys, block),
         **fields,
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform
 from ckptfs.conversion.families import llama
-from ckptfs.conversion.families.decoder import MADE_HEAD
+from ckptfs.conversion.families.decoder import GENERATED_HEAD
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Stack
-from ckptfs.conversion.rules import Table, making_cs, same, stack
+from ckptfs.conversion.rules import Table, same, stack, with_cs_extra
 
 FUSED = "ffn.experts.fused_ffns"
 EXPERTS = "block_sparse_moe.experts.{e}"
@@ -22,7 +22,9 @@ MIXTRAL_LAYER = [
     stack(f"{EXPERTS}.w2.weight", f"{FUSED}.1.linear_layer.expert_weights", Stack(), over="e"),
 ]
 MIXTRAL_TENSORS = Table((*llama.body("model.", llama.EMBEDDING, MIXTRAL_LAYER), same("lm_head.{p}", "lm_head.{p}")))
-MIXTRAL_HEADLESS_TENSORS = Table(tuple(llama.body("", making_cs(llama.EMBEDDING, MADE_HEAD, last=True), MIXTRAL_LAYER)))
+MIXTRAL_HEADLESS_TENSORS = Table(
+    tuple(llama.body("", with_cs_extra(llama.EMBEDDING, GENERATED_HEAD, last=True), MIXTRAL_LAYER))
+)
 
 MOE = {
     "num_local_experts": "num_experts",
@@ -51,7 +53,7 @@ def moe_to_hf(fields: Fields) -> Config:
     return {hf: moe.need(cs, "it belongs into the section moe") for hf, cs in MOE.items()}
 
 
-def config_of(model_type: str, *lenses: Lens, **add: Any) -> ConfigTable:
+def config_of(model_type: str, *transforms: FieldTransform, **add: Any) -> ConfigTable:
     """Llama's table for another *model_type*, with a sliding window.
 
     Key/value heads and the window are always written: a Mistral config without them means 8 and 4096.
@@ -60,7 +62,7 @@ def config_of(model_type: str, *lenses: Lens, **add: Any) -> ConfigTable:
     return replace(
         base,
         names={**base.names, "sliding_window": "attention_sliding_window_length"},
-        lenses=(*base.lenses, *lenses),
+        transforms=(*base.transforms, *transforms),
         cs=replace(
             base.cs, fill={**base.cs.fill, "extra_attention_params": {}, "attention_sliding_window_length": None}
         ),
@@ -69,7 +71,7 @@ def config_of(model_type: str, *lenses: Lens, **add: Any) -> ConfigTable:
 
 
 CONFIG = config_of("mistral", architectures=["MistralForCausalLM"])
-_MIXTRAL = config_of("mixtral", Lens(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf))
+_MIXTRAL = config_of("mixtral", FieldTransform(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf))
 MIXTRAL_CONFIG = replace(
     _MIXTRAL,
     hf=replace(_MIXTRAL.hf, prepare=(*_MIXTRAL.hf.prepare, has_experts)),

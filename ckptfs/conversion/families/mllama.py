@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfs.conversion.components import component_config, joined, within
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable, one_of
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable, one_of
 from ckptfs.conversion.families import llama
 from ckptfs.conversion.families.decoder import nothing, numbers
 from ckptfs.conversion.families.vit import LENSES as VIT_LENSES
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding import mup
-from ckptfs.conversion.ops import Patches
+from ckptfs.conversion.ops import ConvToLinear
 from ckptfs.conversion.rules import Rule, Table, same, under
 
 CROSS = {"q_proj": "proj_q", "k_proj": "proj_k", "v_proj": "proj_v", "o_proj": "proj_output"}
@@ -43,7 +43,7 @@ POSITIONS = (
     *("post_tile_positional_embedding.gate", "post_tile_positional_embedding.embedding.weight"),
 )
 IMAGE = [
-    same("patch_embedding.weight", "patch_embedding.weight", Patches("num_channels", "patch_size")),
+    same("patch_embedding.weight", "patch_embedding.weight", ConvToLinear("num_channels", "patch_size")),
     *(same(name, name) for name in ("class_embedding", *POSITIONS, "layernorm_pre.{p}", "layernorm_post.{p}")),
     *under("transformer.layers.{i}.", "transformer.layers.{i}.", IMAGE_LAYER),
     *under("global_transformer.layers.{i}.", "global_transformer.layers.{i}.", [*IMAGE_LAYER, *GATES]),
@@ -124,9 +124,9 @@ IMAGE_CONFIG = ConfigTable(
         "attention_heads": "num_heads",
         "intermediate_size": "filter_size",
     },
-    lenses=(
+    transforms=(
         *VIT_LENSES,
-        Lens((), ("supported_aspect_ratios",), nothing, tiles),
+        FieldTransform((), ("supported_aspect_ratios",), nothing, tiles),
     ),
     hf=SideTable(
         must={"model_type": "mllama_vision_model"},
@@ -175,7 +175,7 @@ CONFIG = replace(
             {},
             SideTable(must={"model_type": "mllama"}, add={"model_type": "mllama"}),
             SideTable(prepare=(padding,)),
-            (Lens((), ("pad_token_id",), nothing, padding_to_hf),),
+            (FieldTransform((), ("pad_token_id",), nothing, padding_to_hf),),
         ),
     ),
     outside=OUTSIDE,
@@ -206,7 +206,7 @@ MLLAMA = Family(
     mup="fold",
     mup_rules=mup.under("text_model.model.", mup.DECODER, "text_model/"),
     cs_prefix=False,
-    nameless=True,
+    writes_name=False,
     sections=("image_model", "text_model"),
     hf_sections=("vision_config", "text_config"),
     notes="its Cerebras configs do not name it; muP is folded in the text model",

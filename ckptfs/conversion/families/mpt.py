@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
 from ckptfs.conversion.families.decoder import OLD_SLOPES, SLOPES, alibi_slopes, final_norm, heads
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut
-from ckptfs.conversion.rules import Rule, Table, copy, cs_only, making_cs, same, split, under
+from ckptfs.conversion.ops import Split
+from ckptfs.conversion.rules import Rule, Table, copy, cs_only, same, split, under, with_cs_extra
 
 QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
     same("norm_1.{p}", "norm1.{p}"),
     same("norm_2.{p}", "norm3.{p}"),
-    split("attn.Wqkv.{p}", QKV, Cut((1, 1, 1))),
+    split("attn.Wqkv.{p}", QKV, Split((1, 1, 1))),
     same("attn.out_proj.{p}", "self_attn.proj_output_dense_layer.{p}"),
     same("ffn.up_proj.{p}", "ffn.ffn.0.linear_layer.{p}"),
     same("ffn.down_proj.{p}", "ffn.ffn.1.linear_layer.{p}"),
 ]
 # Embedding and head are always one tensor in MPT; Cerebras has both.
-EMBEDDING = making_cs(gpt2.EMBEDDING, {"lm_head.weight": copy})
+EMBEDDING = with_cs_extra(gpt2.EMBEDDING, {"lm_head.weight": copy})
 OLD_POSITIONS = replace(gpt2.POSITIONS, cs=gpt2.POSITIONS.cs_also, cs_also=gpt2.POSITIONS.cs)
 
 
 def body(prefix: str, positions: Rule, slopes: str, dropped: str) -> Table:
     """The whole model, with the Hugging Face *prefix*; slopes are written under one name and dropped under both."""
-    embedding = making_cs(EMBEDDING, {slopes: alibi_slopes}, last=True)
+    embedding = with_cs_extra(EMBEDDING, {slopes: alibi_slopes}, last=True)
     layers = under("blocks.{i}.", "transformer_decoder.layers.{i}.", LAYER)
     rules = under(prefix, "", [embedding, positions, *layers, final_norm("norm_f")])
     return Table((*rules, *cs_only(dropped)))
@@ -137,15 +137,15 @@ CONFIG = ConfigTable(
         "vocab_size": "vocab_size",
         "initializer_range": "initializer_range",
     },
-    lenses=(
-        Lens(
+    transforms=(
+        FieldTransform(
             ("attn_config",),
             ("attention_dropout_rate", "attention_module", "attention_type", "position_embedding_type"),
             attention_to_cs,
             attention_to_hf,
         ),
-        Lens(("no_bias",), ("norm_type",), norm_to_cs, norm_to_hf),
-        Lens((), ("filter_size",), norm_to_cs, filter_to_hf),
+        FieldTransform(("no_bias",), ("norm_type",), norm_to_cs, norm_to_hf),
+        FieldTransform((), ("filter_size",), norm_to_cs, filter_to_hf),
     ),
     hf=SideTable(
         must={"model_type": "mpt", "embedding_fraction": 1.0, "logit_scale": None, "layer_norm_epsilon": 1e-05},

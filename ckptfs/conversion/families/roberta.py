@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform
 from ckptfs.conversion.families.bert import (
     BERT,
     CS,
@@ -26,7 +26,7 @@ from ckptfs.conversion.families.bert import (
     TRANSFORM,
     WORDS,
 )
-from ckptfs.conversion.rules import Context, Table, copy, hf_only, making_cs, making_hf, same, under
+from ckptfs.conversion.rules import Context, Table, copy, hf_only, same, under, with_cs_extra, with_hf_extra
 from ckptfs.tensors.generated import filled
 from ckptfs.tensors.tensor import Tensor
 
@@ -41,9 +41,9 @@ def one_segment(context: Context, embedding: Tensor) -> Tensor | None:
     return filled("float32", (1, *embedding.shape[1:]), 0.0) if context.cs.get("num_segments") == 0 else None
 
 
-WORDS_OF_ROBERTA = making_hf(WORDS, {"embeddings.token_type_embeddings.weight": one_segment}, there="replace")
+WORDS_OF_ROBERTA = with_hf_extra(WORDS, {"embeddings.token_type_embeddings.weight": one_segment}, there="replace")
 EMBEDDING = [
-    making_cs(rule, {DECODER + "bias": zero_bias}, there="keep")
+    with_cs_extra(rule, {DECODER + "bias": zero_bias}, there="keep")
     for rule in under("roberta.", "bert_encoder.", [WORDS_OF_ROBERTA])
 ]
 BODY = under("roberta.", "bert_encoder.", [POSITIONS, SEGMENTS, *EMBEDDING_NORM, *LAYERS])
@@ -55,7 +55,7 @@ TENSORS = Table(
         same("lm_head.dense.{p}", TRANSFORM + "ffn.ffn.0.linear_layer.{p}"),
         same("lm_head.layer_norm.{p}", TRANSFORM + "ln.{p}"),
         same("lm_head.decoder.weight", DECODER + "weight"),
-        making_hf(same("lm_head.decoder.bias", DECODER + "bias"), {"lm_head.bias": copy}),
+        with_hf_extra(same("lm_head.decoder.bias", DECODER + "bias"), {"lm_head.bias": copy}),
     )
 )
 
@@ -88,17 +88,21 @@ def mlm(fields: Fields) -> Config:
     return {"mlm_nonlinearity": fields["encoder_nonlinearity"] if given is None else given}
 
 
-SIZED_POSITIONS = Lens(("max_position_embeddings",), ("max_position_embeddings",), positions_to_cs, positions_to_hf)
+SIZED_POSITIONS = FieldTransform(
+    ("max_position_embeddings",), ("max_position_embeddings",), positions_to_cs, positions_to_hf
+)
 NAMES_AND_PADDING = {k: v for k, v in NAMES.items() if k != "max_position_embeddings"} | {
     "pad_token_id": "pad_token_id"
 }
 HEAD = {"disable_nsp": True, "mask_padding_in_positional_embed": True, "mlm_nonlinearity": "gelu"}
 CONFIG = ConfigTable(
     names=NAMES_AND_PADDING,
-    lenses=(
+    transforms=(
         POSITION_TYPE,
         SIZED_POSITIONS,
-        Lens(("type_vocab_size",), ("num_segments",), lambda f: {"num_segments": f["type_vocab_size"]}, segments_to_hf),
+        FieldTransform(
+            ("type_vocab_size",), ("num_segments",), lambda f: {"num_segments": f["type_vocab_size"]}, segments_to_hf
+        ),
     ),
     hf=replace(
         HF,
@@ -129,6 +133,6 @@ ROBERTA = replace(
     hf_type="roberta",
     architecture="RobertaForMaskedLM",
     mup="refuse",
-    cs_marks={"disable_nsp": True, "mask_padding_in_positional_embed": True},
+    cs_discriminator={"disable_nsp": True, "mask_padding_in_positional_embed": True},
     notes="no pooler; its Cerebras configs say name: bert, as bert's",
 )

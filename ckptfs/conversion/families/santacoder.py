@@ -6,27 +6,27 @@ from dataclasses import replace
 
 from ckptfs.conversion.config import ConfigTable, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import MADE_HEAD, no_numbers
+from ckptfs.conversion.families.decoder import GENERATED_HEAD, no_numbers
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut, Transpose
-from ckptfs.conversion.rules import Table, making_cs, making_hf, same, split
+from ckptfs.conversion.ops import Split, Transpose
+from ckptfs.conversion.rules import Table, same, split, with_cs_extra, with_hf_extra
 
 KV = [f"self_attn.proj_{x}_dense_layer" for x in "kv"]
-PACKED = (Transpose(), Cut((1, 1)))
+PACKED = (Transpose(), Split((1, 1)))
 LAYER = [
     *(rule for rule in gpt2.LAYER if len(rule.cs) == 1),
     same("attn.q_attn.{p}", "self_attn.proj_q_dense_layer.{p}", Transpose()),
     split("attn.kv_attn.weight", [f"{x}.weight" for x in KV], *PACKED),
-    making_hf(split("attn.kv_attn.bias", [f"{x}.bias" for x in KV], *PACKED), gpt2.MASKS),
+    with_hf_extra(split("attn.kv_attn.bias", [f"{x}.bias" for x in KV], *PACKED), gpt2.MASKS),
 ]
 TENSORS = Table((*gpt2.body("transformer.", gpt2.EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(gpt2.body("", making_cs(gpt2.EMBEDDING, MADE_HEAD, last=True), LAYER)))
+HEADLESS = Table(tuple(gpt2.body("", with_cs_extra(gpt2.EMBEDDING, GENERATED_HEAD, last=True), LAYER)))
 
 ATTENTION = {"attention_module": "multiquery_attention", "extra_attention_params": {"num_kv_groups": 1}}
 BIASES = dict.fromkeys(("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias"), True)
 CONFIG = ConfigTable(
     names={**gpt2.CONFIG.names, "scale_attn_by_inverse_layer_idx": "scale_qk_dot_by_layer_idx"},
-    lenses=gpt2.CONFIG.lenses,
+    transforms=gpt2.CONFIG.transforms,
     hf=SideTable(
         must={"model_type": "gpt2", "reorder_and_upcast_attn": False, "attention_head_type": "multiquery"},
         fill={"tie_word_embeddings": True},

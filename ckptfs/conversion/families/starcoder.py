@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import MADE_HEAD, final_norm, heads
+from ckptfs.conversion.families.decoder import GENERATED_HEAD, final_norm, heads
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import Cut, unpack_heads
-from ckptfs.conversion.rules import Context, Rule, Table, hf_only, making_cs, only_when, same, split, under
+from ckptfs.conversion.ops import Split, ungroup_heads
+from ckptfs.conversion.rules import Context, Rule, Table, hf_only, only_when, same, split, under, with_cs_extra
 
 
 def multi_query(context: Context) -> bool:
@@ -29,8 +29,8 @@ QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
     same("ln_1.{p}", "norm1.{p}"),
     same("ln_2.{p}", "norm3.{p}"),
-    *only_when(multi_query, split("attn.c_attn.{p}", QKV, Cut(("heads", 1, 1)))),
-    *only_when(multi_head, split("attn.c_attn.{p}", QKV, unpack_heads("heads", (1, 1, 1)), Cut((1, 1, 1)))),
+    *only_when(multi_query, split("attn.c_attn.{p}", QKV, Split(("heads", 1, 1)))),
+    *only_when(multi_head, split("attn.c_attn.{p}", QKV, ungroup_heads("heads", (1, 1, 1)), Split((1, 1, 1)))),
     same("attn.c_proj.{p}", "self_attn.proj_output_dense_layer.{p}"),
     same("mlp.c_fc.{p}", "ffn.ffn.0.linear_layer.{p}"),
     same("mlp.c_proj.{p}", "ffn.ffn.1.linear_layer.{p}"),
@@ -45,7 +45,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", gpt2.EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", making_cs(gpt2.EMBEDDING, MADE_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_cs_extra(gpt2.EMBEDDING, GENERATED_HEAD, last=True))))
 
 
 def query_to_cs(fields: Fields) -> Config:
@@ -61,7 +61,7 @@ def query_to_hf(fields: Fields) -> Config:
 BIASES = dict.fromkeys(("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias"), True)
 CONFIG = ConfigTable(
     names={**gpt2.CONFIG.names, "attention_softmax_in_fp32": "attention_softmax_fp32"},
-    lenses=(gpt2.ATTENTION, Lens(("multi_query",), ("attention_module",), query_to_cs, query_to_hf)),
+    transforms=(gpt2.ATTENTION, FieldTransform(("multi_query",), ("attention_module",), query_to_cs, query_to_hf)),
     hf=SideTable(
         must={"model_type": "gpt_bigcode"},
         fill={

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import no_numbers, nothing
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding.mup import Fold, Generation, Rules, Steps, number, size, switch
 from ckptfs.conversion.keys import Fields as KeyFields
-from ckptfs.conversion.rules import Context, Rule, Table, copy, hf_only, making_cs, making_hf, same, under
+from ckptfs.conversion.rules import Context, Rule, Table, copy, hf_only, same, under, with_cs_extra, with_hf_extra
 from ckptfs.tensors.tensor import Tensor
 
 PARTS = {"q": "q", "k": "k", "v": "v", "o": "output"}
@@ -86,7 +86,7 @@ def stack(side: str, layer: list[Rule]) -> list[Rule]:
     words = same(f"{side}.embed_tokens.weight", f"{side}_embeddings.word_embeddings.weight")
     old_bias = f"relative_position_{side}.relative_attention_bias.{{p}}"  # release 2.0
     return [
-        making_hf(words, {"shared.weight": copy}),
+        with_hf_extra(words, {"shared.weight": copy}),
         *under(f"{side}.block.{{i}}.", f"{side}.layers.{{i}}.", layer),
         same(
             f"{side}.block.0.{BIAS}",
@@ -102,7 +102,7 @@ ENCODER, DECODER = stack("encoder", ENCODER_LAYER), stack("decoder", DECODER_LAY
 TENSORS = Table(
     (
         *ENCODER,
-        making_cs(DECODER[0], {"lm_head.weight": unscaled_head}, there="keep"),
+        with_cs_extra(DECODER[0], {"lm_head.weight": unscaled_head}, there="keep"),
         *DECODER[1:],
         same("lm_head.{p}", "lm_head.{p}"),
     )
@@ -170,10 +170,10 @@ CONFIG = ConfigTable(
         "tie_word_embeddings": "share_embedding_weights",
         **{name: name for name in SAME_NAMES},
     },
-    lenses=(
-        Lens(("feed_forward_proj",), NONLINEARITIES, activation_to_cs, activation_to_hf),
-        Lens((), ("tgt_vocab_size",), nothing, one_vocabulary),
-        Lens((), ("relu_dropout_rate",), nothing, one_dropout),
+    transforms=(
+        FieldTransform(("feed_forward_proj",), NONLINEARITIES, activation_to_cs, activation_to_hf),
+        FieldTransform((), ("tgt_vocab_size",), nothing, one_vocabulary),
+        FieldTransform((), ("relu_dropout_rate",), nothing, one_dropout),
     ),
     hf=SideTable(
         must={"model_type": "t5", "is_encoder_decoder": True, "relative_attention_max_distance": 128},

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion.config import Config, ConfigTable, Fields, Lens, SideTable
+from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import HEAD_SEED, no_numbers
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.ops import FirstRowLast, Reshape
-from ckptfs.conversion.rules import Context, Rule, Table, hf_only, making_cs, only_when, same, under
+from ckptfs.conversion.ops import Reshape, RollRows
+from ckptfs.conversion.rules import Context, Rule, Table, hf_only, only_when, same, under, with_cs_extra
 from ckptfs.errors import MissingField
 from ckptfs.tensors.generated import filled, seeded_normal
 from ckptfs.tensors.tensor import Tensor
@@ -62,14 +62,14 @@ CLIP_LAYER = {
 }
 CLASS_TOKEN = same("embeddings.cls_token", CLASS, Reshape(2))
 VIT_BODY = [
-    *only_when(learned, same("embeddings.position_embeddings", POSITIONS, Reshape(1), FirstRowLast())),
+    *only_when(learned, same("embeddings.position_embeddings", POSITIONS, Reshape(1), RollRows())),
     same("embeddings.patch_embeddings.projection.{p}", "embedding_layer.linear_proj.{p}"),
     *encoder("encoder.layer", VIT_LAYER, "layernorm"),
 ]
 POOLER = same("pooler.dense.{p}", "encoder.pooler.pooler.ffn.0.linear_layer.{p}")
 CLIP_BODY = [
     same("embeddings.class_embedding", CLASS),
-    *only_when(learned, same("embeddings.position_embedding.weight", POSITIONS, FirstRowLast())),
+    *only_when(learned, same("embeddings.position_embedding.weight", POSITIONS, RollRows())),
     same("embeddings.patch_embedding.{p}", "embedding_layer.linear_proj.{p}"),
     same("pre_layrnorm.{p}", "embedding_layer.post_embed_ln.{p}"),
     *encoder("encoder.layers", CLIP_LAYER, "post_layernorm"),
@@ -94,12 +94,12 @@ def made_head_bias(context: Context, token: Tensor) -> Tensor | None:
     return filled("float32", (classes(context),), 0.0) if context.cs.get("use_bias_in_output") else None
 
 
-MADE_HEAD = {f"{HEAD}weight": made_head, f"{HEAD}bias": made_head_bias}
+GENERATED_HEAD = {f"{HEAD}weight": made_head, f"{HEAD}bias": made_head_bias}
 (VIT_TOKEN,) = under("", "vit_model.", [CLASS_TOKEN])
 TENSORS = Table((*under("vit.", "vit_model.", [CLASS_TOKEN, *VIT_BODY, POOLER]), same("classifier.{p}", HEAD + "{p}")))
 HEADLESS = Table(
     (
-        making_cs(VIT_TOKEN, MADE_HEAD, last=True),
+        with_cs_extra(VIT_TOKEN, GENERATED_HEAD, last=True),
         *under("", "vit_model.", VIT_BODY),
         *hf_only("pooler.dense.{p}"),
     )
@@ -112,7 +112,7 @@ def pair(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value, value]
 
 
-def square(name: str) -> Lens:
+def square(name: str) -> FieldTransform:
     """A side length in Hugging Face configs, [height, width] in Cerebras configs."""
 
     def to_hf(fields: Fields) -> Config:
@@ -121,7 +121,7 @@ def square(name: str) -> Lens:
             fields.refuse(name, "only [n, n], a square, can be converted")
         return {name: sides[0]}
 
-    return Lens((name,), (name,), lambda fields: {name: pair(fields[name])}, to_hf)
+    return FieldTransform((name,), (name,), lambda fields: {name: pair(fields[name])}, to_hf)
 
 
 def stride_to_cs(fields: Fields) -> Config:
@@ -135,10 +135,10 @@ def stride_to_hf(fields: Fields) -> Config:
     return {"encoder_stride": pair(fields["patch_size"])[0]}
 
 
-def renamed(hf: str, cs: str, pairs: Mapping[str, str]) -> Lens:
+def renamed(hf: str, cs: str, pairs: Mapping[str, str]) -> FieldTransform:
     """A field whose values are copied, but for *pairs* (Hugging Face's to Cerebras')."""
     back = {b: a for a, b in pairs.items()}
-    return Lens(
+    return FieldTransform(
         (hf,),
         (cs,),
         lambda fields: {cs: pairs.get(fields[hf], fields[hf])},
@@ -179,7 +179,7 @@ CONFIG = ConfigTable(
         "attention_probs_dropout_prob": "attention_dropout_rate",
         "num_labels": "num_classes",
     },
-    lenses=(*LENSES, Lens(("encoder_stride",), ("patch_size",), stride_to_cs, stride_to_hf)),
+    transforms=(*LENSES, FieldTransform(("encoder_stride",), ("patch_size",), stride_to_cs, stride_to_hf)),
     hf=SideTable(
         must={"model_type": "vit", "qkv_bias": True},
         fill={"encoder_stride": 16},
@@ -196,7 +196,7 @@ CLIP_MUST = {
 }
 CLIP_CONFIG = ConfigTable(
     names={**NAMES, "attention_dropout": "attention_dropout_rate", "projection_dim": "num_classes"},
-    lenses=LENSES,
+    transforms=LENSES,
     hf=SideTable(
         must={"model_type": "clip_vision_model"},
         fill={
@@ -239,6 +239,6 @@ CLIP_VIT = replace(
     config=CLIP_CONFIG,
     hf_type="clip_vision_model",
     architecture="CLIPVisionModelWithProjection",
-    cs_marks={"use_post_embed_layer_norm": True},
+    cs_discriminator={"use_post_embed_layer_norm": True},
     notes="",
 )

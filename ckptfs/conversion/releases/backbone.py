@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptfs.conversion.format_names import RELEASES, Format
+from ckptfs.conversion.format_names import RELEASES, ModelFormat
 from ckptfs.conversion.releases.draft import About, Draft, Section
 from ckptfs.conversion.releases.steps import Step
 from ckptfs.errors import UnsupportedValue
@@ -19,7 +19,7 @@ ATTENTION = (*LAYERS, "self_attn")
 WINDOW = "attention_sliding_window_length"
 ALTERNATING = "sliding_window_every_other_decoder_layer"
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """More than any model has; the nested config describes each."""
 
 PLACES: Mapping[tuple[str, ...], str] = {
@@ -74,8 +74,8 @@ def nested(about: About, section: Section) -> Section:
         where[name] = section[name]
     if section.get(ALTERNATING):
         n = section.get("num_hidden_layers")
-        if not isinstance(n, int) or not 0 < n <= MOST_LAYERS:
-            why = f"{ALTERNATING} needs their number, at most {MOST_LAYERS}"
+        if not isinstance(n, int) or not 0 < n <= MAX_LAYERS:
+            why = f"{ALTERNATING} needs their number, at most {MAX_LAYERS}"
             raise UnsupportedValue(about.family, "num_hidden_layers", n, why)
         decoder = result[LAYERS[0]]
         decoder[LAYERS[1]] = [_with_window(decoder.get(LAYERS[1], {}), section.get(WINDOW), i) for i in range(n)]
@@ -114,4 +114,4 @@ def _one_layer(about: About, layers: list[Any], n: Any) -> Section:
     raise UnsupportedValue(about.family, LAYERS[1], layers, allowed)
 
 
-STEPS = tuple(Step(Format(r), Format(r, "backbone"), config=changed_config) for r in RELEASES if r >= (2, 4))
+STEPS = tuple(Step(ModelFormat(r), ModelFormat(r, "backbone"), config=changed_config) for r in RELEASES if r >= (2, 4))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.conversion.config import WRONG_TYPES
-from ckptfs.conversion.format_names import Format, Release
+from ckptfs.conversion.format_names import ModelFormat, Release
 from ckptfs.conversion.releases.draft import About, Draft
 from ckptfs.conversion.releases.model_config import change_model, name_model
 from ckptfs.conversion.releases.mup import renew_mup
@@ -30,7 +30,7 @@ When = Callable[[About], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Upgraded:
+class Converted:
     """A config after one step, and what a user should know about it, one line each."""
 
     config: dict[str, Any]
@@ -42,7 +42,7 @@ def upgraded_config(config: Mapping[str, Any], about: About) -> dict[str, Any]:
     return upgraded(config, about).config
 
 
-def upgraded(config: Mapping[str, Any], about: About) -> Upgraded:
+def upgraded(config: Mapping[str, Any], about: About) -> Converted:
     """*config* after one step, which is not written to; parts that the step leaves alone are shared with it.
 
     Raises `UnsupportedValue` or `MissingField` for what the target release cannot express, and `ConfigError` where
@@ -55,12 +55,12 @@ def upgraded(config: Mapping[str, Any], about: About) -> Upgraded:
             try:
                 change(draft)
             except WRONG_TYPES as e:
-                step = f"{Format(about.frm).name} to {Format(about.to).name}"
+                step = f"{ModelFormat(about.frm).name} to {ModelFormat(about.to).name}"
                 what = f"{type(e).__name__}: {e}"
                 raise ConfigError(f"{about.family}: the config makes no sense on the way from {step}: {what}") from e
     if not draft.nested:  # as the public converter leaves it, which the order inside ``__metadata__`` shows
         draft.whole["model"] = draft.whole.pop("model")
-    return Upgraded(draft.whole, tuple(draft.warnings))
+    return Converted(draft.whole, tuple(draft.warnings))
 
 
 def _always(about: About) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.conversion.family import Family
-from ckptfs.conversion.format_names import Format
+from ckptfs.conversion.format_names import ModelFormat
 from ckptfs.conversion.releases import config as configs
 from ckptfs.conversion.releases import state as states
 from ckptfs.conversion.releases.draft import About
@@ -23,7 +23,7 @@ from ckptfs.formats.source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Upgraded:
+class Converted:
     """A checkpoint as another release has it."""
 
     source: Source
@@ -35,13 +35,13 @@ def upgraded(
     source: Source,
     family: Family,
     config: Mapping[str, Any],
-    src: Format,
-    tgt: Format,
+    src: ModelFormat,
+    tgt: ModelFormat,
     *,
     dataloader: Mapping[str, Any] | None = None,
     note: bool = True,
     drop_unmatched: bool = False,
-) -> Upgraded:
+) -> Converted:
     """*source* with all its states in release *tgt*, newer or older than *src*; *config* is its whole config.
 
     *dataloader* is the state of the input pipeline where it stood outside of the checkpoint; one inside wins. With
@@ -63,11 +63,11 @@ def upgraded(
         assert tgt.release is not None
         states.note(state, "{}.{}.0".format(*tgt.release), config)
     result = states.closed(state, source)
-    return Upgraded(_without_refused(result, family, drop_unmatched), config, tuple(warnings))
+    return Converted(_without_refused(result, family, drop_unmatched), config, tuple(warnings))
 
 
 def config_as(
-    family: Family, config: Mapping[str, Any], src: Format, tgt: Format, warnings: list[str]
+    family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat, warnings: list[str]
 ) -> dict[str, Any]:
     """The whole *config* of release *src* as release *tgt* wants it; adds to *warnings*, errors as `upgraded`'s."""
     for move in find_path(family.name, steps_of(family), src, tgt):
@@ -75,7 +75,7 @@ def config_as(
     return dict(config)
 
 
-def connected(family: Family, src: Format, tgt: Format) -> bool:
+def connected(family: Family, src: ModelFormat, tgt: ModelFormat) -> bool:
     """Whether steps lead from one format to the other."""
     try:
         return find_path(family.name, steps_of(family), src, tgt) is not None

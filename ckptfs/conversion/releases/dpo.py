@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.conversion.families.dpo import MODELS, POLICY, REFERENCE, TRAINING
-from ckptfs.conversion.format_names import RELEASES, Format
+from ckptfs.conversion.format_names import RELEASES, ModelFormat
 from ckptfs.conversion.releases.draft import About, Draft, Section
 from ckptfs.conversion.releases.keys import bare
 from ckptfs.conversion.releases.steps import Model, Setting, Step, unchanged
@@ -73,7 +73,11 @@ def _name(about: About, section: Section) -> str:
 
 
 STEPS = (
-    *(Step(Format(r, "no-dpo"), Format(r, "dpo"), (Pair(),), config=changed_config) for r in RELEASES if r >= (2, 1)),
+    *(
+        Step(ModelFormat(r, "no-dpo"), ModelFormat(r, "dpo"), (Pair(),), config=changed_config)
+        for r in RELEASES
+        if r >= (2, 1)
+    ),
     *unchanged((2, 1), variant="dpo"),
     *unchanged((2, 1)),  # the converter knows these steps by names without a variant, which lead nowhere else
 )

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 from ckptfs.conversion.releases.steps import Model
 from ckptfs.errors import ConfigError
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.ranges import to_numpy
 from ckptfs.tensors.tensor import n_elements
 
 MODEL, METADATA = "model", "__metadata__"
 MAX_VALUES, MAX_DEPTH = 100_000, 100
-Child: TypeAlias = Node | str
+Child: TypeAlias = Container | str
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class State:
     model: Model
     metadata: list[Mapping[str, Any]] = field(default_factory=list)
     kind: str = "dict"
-    before: tuple[Node, Model] | None = None
+    before: tuple[Container, Model] | None = None
     """The model's node and keys as they were."""
 
 
@@ -43,7 +43,7 @@ def opened(source: Source) -> State:
     model = top[MODEL]
     prefix = f"{MODEL}."
     inner = {k.removeprefix(prefix): i for k, i in source.items.items() if k.startswith(prefix)}
-    before = (model, inner) if isinstance(model, Node) else None
+    before = (model, inner) if isinstance(model, Container) else None
     top[MODEL] = top.pop(MODEL)
     return State(top, dict(source.items), inner, list(source.metadata), tree.type, before)
 
@@ -53,18 +53,18 @@ def closed(state: State, source: Source) -> Source:
     top = {**state.top, MODEL: _model_node(state)}
     if METADATA in top:
         top[METADATA] = top.pop(METADATA)
-    tree = Node(state.kind, tuple(top), tuple(top.values()))
+    tree = Container(state.kind, tuple(top), tuple(top.values()))
     return replace(source, tree=tree, items=_untangled(tree, state.items), metadata=state.metadata)
 
 
-def _model_node(state: State) -> Node:
+def _model_node(state: State) -> Container:
     """The model's node: the old one where no key changed, else a dict of flattened keys, their items added."""
     if state.before is not None and state.model is state.before[1]:
         return state.before[0]
     kind = "OrderedDict" if state.before is not None and state.before[0].type == "OrderedDict" else "dict"
     state.items = {k: i for k, i in state.items.items() if not k.startswith(f"{MODEL}.")}
     state.items |= {f"{MODEL}.{key}": item for key, item in state.model.items()}
-    return Node(kind, tuple(state.model), tuple(f"{MODEL}.{key}" for key in state.model))
+    return Container(kind, tuple(state.model), tuple(f"{MODEL}.{key}" for key in state.model))
 
 
 def keep_model_only(state: State) -> None:
@@ -82,9 +82,9 @@ def note(state: State, version: str, config: Mapping[str, Any]) -> None:
     _check_size(config)
     entry = {"version": version, "model_name": "", "params": config}
     old = state.top.pop(METADATA, None)
-    held = old.children if isinstance(old, Node) and old.keys is None else ()
+    held = old.children if isinstance(old, Container) and old.keys is None else ()
     made = _made(state.items, f"{METADATA}.{len(held)}", entry)
-    state.top[METADATA] = Node("list", None, (*held, made))
+    state.top[METADATA] = Container("list", None, (*held, made))
     state.metadata = [*state.metadata, entry]
 
 
@@ -105,7 +105,7 @@ def move_sparsity(state: State) -> None:
     optimizer = state.top.get("optimizer")
     old = child(optimizer, "sparsity")
     per_weight = child(old, "state")
-    if not isinstance(optimizer, Node) or not isinstance(per_weight, Node) or per_weight.keys is None:
+    if not isinstance(optimizer, Container) or not isinstance(per_weight, Container) or per_weight.keys is None:
         return
     indices: dict[object, object] = {}
     for name, one in zip(per_weight.keys, per_weight.children, strict=True):
@@ -131,15 +131,15 @@ def without(source: Source, keys: Collection[str]) -> Source:
     return replace(source, items=items, tree=_pruned(tree, keys) if tree is not None else None)
 
 
-def _pruned(node: Node, keys: Collection[str]) -> Node:
+def _pruned(node: Container, keys: Collection[str]) -> Container:
     kept = [i for i, child in enumerate(node.children) if not isinstance(child, str) or child not in keys]
     children = tuple(c if isinstance(c := node.children[i], str) else _pruned(c, keys) for i in kept)
-    return Node(node.type, tuple(node.keys[i] for i in kept) if node.keys is not None else None, children)
+    return Container(node.type, tuple(node.keys[i] for i in kept) if node.keys is not None else None, children)
 
 
 def child(node: Child | None, key: object) -> Child | None:
     """What a dict holds under *key*; None where it holds nothing or is no dict."""
-    if not isinstance(node, Node) or node.keys is None or key not in node.keys:
+    if not isinstance(node, Container) or node.keys is None or key not in node.keys:
         return None
     return node.children[node.keys.index(key)]
 
@@ -147,15 +147,15 @@ def child(node: Child | None, key: object) -> Child | None:
 def _find(node: Child | None, key: str) -> Child | None:
     """The leaf under *key* in a dict or in the dicts right inside of it."""
     here = child(node, key)
-    if here is not None or not isinstance(node, Node):
+    if here is not None or not isinstance(node, Container):
         return here
     return next((found for one in node.children if (found := child(one, key)) is not None), None)
 
 
-def _without(node: Node, key: object) -> Node:
+def _without(node: Container, key: object) -> Container:
     assert node.keys is not None
     kept = [(k, c) for k, c in zip(node.keys, node.children, strict=True) if k != key]
-    return Node(node.type, tuple(k for k, _ in kept), tuple(c for _, c in kept))
+    return Container(node.type, tuple(k for k, _ in kept), tuple(c for _, c in kept))
 
 
 def _leaf(state: State, path: Sequence[str]) -> Item | None:
@@ -180,9 +180,9 @@ def _made(items: dict[str, Item], key: str, value: object) -> Child:
     if isinstance(value, Mapping):
         keys = tuple(k if k is None or isinstance(k, str | int | float) else str(k) for k in value)
         parts = [_made(items, f"{key}.{k}", v) for k, v in zip(keys, value.values(), strict=True)]
-        return Node("dict", keys, tuple(parts))
+        return Container("dict", keys, tuple(parts))
     if isinstance(value, list | tuple):
-        return Node("list", None, tuple(_made(items, f"{key}.{i}", v) for i, v in enumerate(value)))
+        return Container("list", None, tuple(_made(items, f"{key}.{i}", v) for i, v in enumerate(value)))
     if value is None:
         items[key] = Item(key, "none")
     elif isinstance(value, bool | int | float):
@@ -205,7 +205,7 @@ def _check_size(config: Mapping[str, Any]) -> None:
         todo.extend((one, depth + 1) for one in inner)
 
 
-def _untangled(tree: Node, items: Mapping[str, Item]) -> dict[str, Item]:
+def _untangled(tree: Container, items: Mapping[str, Item]) -> dict[str, Item]:
     """The items of the tree's leaves in order, each with its own name; those with one tensor are tied to the first."""
     result: dict[str, Item] = {}
     first: dict[int, str] = {}
@@ -216,7 +216,7 @@ def _untangled(tree: Node, items: Mapping[str, Item]) -> dict[str, Item]:
     return result
 
 
-def _leaves(tree: Node) -> Iterator[str]:
+def _leaves(tree: Container) -> Iterator[str]:
     for one in tree.children:
         if isinstance(one, str):
             yield one

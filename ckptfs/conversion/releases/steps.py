@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from ckptfs.conversion.format_names import CURRENT, RELEASES, Format, Release
+from ckptfs.conversion.format_names import CURRENT, RELEASES, ModelFormat, Release
 from ckptfs.conversion.releases.draft import About
 from ckptfs.errors import NoPath
 from ckptfs.formats.source import Item
@@ -49,8 +49,8 @@ class Step:
     for the config change that is registered by release.
     """
 
-    old: Format
-    new: Format
+    old: ModelFormat
+    new: ModelFormat
     changes: tuple[Change, ...] = ()
     alone: bool = False
     model_only: bool = False
@@ -62,8 +62,8 @@ class Move:
     """A step in one direction."""
 
     step: Step
-    frm: Format
-    to: Format
+    frm: ModelFormat
+    to: ModelFormat
 
     @property
     def up(self) -> bool:
@@ -80,7 +80,7 @@ def step(
     old: Release, new: Release, *changes: Change, variant: str = "", alone: bool = False, model_only: bool = False
 ) -> Step:
     """A step between two releases of the same layout."""
-    return Step(Format(old, variant), Format(new, variant), changes, alone, model_only)
+    return Step(ModelFormat(old, variant), ModelFormat(new, variant), changes, alone, model_only)
 
 
 def unchanged(since: Release, until: Release = CURRENT, *, variant: str = "") -> tuple[Step, ...]:
@@ -92,13 +92,13 @@ def unchanged(since: Release, until: Release = CURRENT, *, variant: str = "") ->
     return tuple(step(a, b, variant=variant) for a, b in itertools.pairwise(between))
 
 
-def find_path(model: str, steps: Collection[Step], src: Format, tgt: Format) -> list[Move]:
+def find_path(model: str, steps: Collection[Step], src: ModelFormat, tgt: ModelFormat) -> list[Move]:
     """The fewest steps from *src* to *tgt*; `NoPath` when there is no way."""
     moves = [Move(s, a, b) for s in steps for a, b in ((s.old, s.new), (s.new, s.old))]
     direct = [move for move in moves if (move.frm, move.to) == (src, tgt)]
     if direct or src == tgt:
         return direct[:1]
-    reached: dict[Format, list[Move]] = {src: []}
+    reached: dict[ModelFormat, list[Move]] = {src: []}
     todo = deque([src])
     while todo:
         here = todo.popleft()

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptfs.conversion.families.t5 import BIAS, DECODER_LAYER, ENCODER_LAYER, UNGATED
-from ckptfs.conversion.ops import First
+from ckptfs.conversion.ops import TakeFirst
 from ckptfs.conversion.rules import Rule, Table, hf_only, same, stack, under
 from ckptfs.errors import MissingField
 
 LAYERS = {"encoder": ENCODER_LAYER, "decoder": DECODER_LAYER}
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 
 
 def side_rules(side: str) -> list[Rule]:
@@ -28,7 +28,7 @@ def side_rules(side: str) -> list[Rule]:
         stack(
             f"{side}.block.{{i}}.{BIAS}",
             f"relative_position_{side}.relative_attention_bias.{{p}}",
-            First(side),
+            TakeFirst(side),
             over="i",
         ),
         *under(f"{side}.block.{{i}}.", f"{side}.layers.{{i}}.", LAYERS[side]),
@@ -51,7 +51,7 @@ def dims(model: str, section: Mapping[str, Any]) -> dict[str, int]:
     for side in LAYERS:
         field = f"{side}_num_hidden_layers"
         value = section.get(field, found.get("encoder"))
-        if not isinstance(value, int) or not 0 < value <= MOST_LAYERS:
+        if not isinstance(value, int) or not 0 < value <= MAX_LAYERS:
             raise MissingField(model, field, "each block gets a copy of the relative attention bias")
         found[side] = value
     return found

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from ckptfs.errors import SourceError, UnsupportedValue, UsageError
 from ckptfs.formats.cerebras.state import State, state_tree
-from ckptfs.formats.source import Node, Source
+from ckptfs.formats.source import Container, Source
 
 Kind = Literal["map", "iterable"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -86,21 +86,21 @@ def with_dataloader(source: Source, state: Mapping[str, Any]) -> State:
     Raises `UsageError` when the state dict is a list or another container without keys.
     """
     keys = tuple(source.items)
-    tree = source.tree or Node("dict", keys, keys)
+    tree = source.tree or Container("dict", keys, keys)
     if tree.keys is None:
         raise UsageError(f"{source.path}: its state is a {tree.type}; only a dict has a place for {KEY!r}")
     added = state_tree({KEY: state})
     children = dict(zip(tree.keys, tree.children, strict=True))
     children[KEY] = _renamed(added.tree.children[0])
     items = {**source.items, **{_NEW + key: item for key, item in added.items.items()}}
-    return State(Node(tree.type, tuple(children), tuple(children.values())), items)
+    return State(Container(tree.type, tuple(children), tuple(children.values())), items)
 
 
-def _renamed(node: Node | str) -> Node | str:
+def _renamed(node: Container | str) -> Container | str:
     """The names of new items differ from all old ones, which others may be tied to."""
     if isinstance(node, str):
         return _NEW + node
-    return Node(node.type, node.keys, tuple(map(_renamed, node.children)))
+    return Container(node.type, node.keys, tuple(map(_renamed, node.children)))
 
 
 def _first_number(path: str) -> int:

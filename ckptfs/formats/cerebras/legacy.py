@@ -160,7 +160,7 @@ def _scalar(entry: _Entry) -> Item:
     dtype = stored_dtype(entry.found)
     if entry.found.shape != () or dtype is None:
         return refused(entry.key, f"is no number: its dataset has shape {entry.found.shape} and no numeric type")
-    word = np.empty((1, 1), dtype.word)
+    word = np.empty((1, 1), dtype.storage_dtype)
     make_tensor(entry.reading.index, entry.name, entry.found, dtype, entry.reading.cache).read_block(0, 0, word)
     return scalar_item(entry.key, word.view(dtype.numpy)[0, 0].item())
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from ckptfs.errors import CorruptHeader, Unsafe
 from ckptfs.formats.cerebras.spec import MAX_NODES, SEQUENCES, Walk, enter, finish
-from ckptfs.formats.source import Node
+from ckptfs.formats.source import Container
 from ckptfs.formats.torch.globals import Box, Global
 from ckptfs.formats.torch.unpickler import MAX_PICKLE, OBJECT, unpickle
 
@@ -26,7 +26,7 @@ _MAX_ATTRIBUTES = 16
 """A node of torch 2.2 has six; nodes may be shared, so each visit must stay cheap."""
 
 
-def parse_legacy_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
+def parse_legacy_spec(text: str, path: str) -> tuple[Container, list[str], list[str]]:
     """(tree, flattened keys in order, warnings), as `h5_spec.parse_spec`.
 
     Raises `Unsafe` naming what the pickle would call, `CorruptHeader` for everything else.
@@ -66,7 +66,7 @@ def _refuse(path: str, name: str, _: tuple[object, ...]) -> object:
     raise Unsafe(path, f"the pickle of its tree spec calls {name}, which ckptfs never does; do not load this file")
 
 
-def _node(walk: Walk, key: str, spec: object, depth: int) -> Node | str:
+def _node(walk: Walk, key: str, spec: object, depth: int) -> Container | str:
     enter(walk, key, depth)
     if not isinstance(spec, Box) or spec.type != OBJECT or spec.keys is None or len(spec.keys) > _MAX_ATTRIBUTES:
         raise ValueError(f"{key[:200]!r} is no node")
@@ -81,7 +81,7 @@ def _node(walk: Walk, key: str, spec: object, depth: int) -> Node | str:
     parts = [str(part) for part in (range(len(children.values)) if keys is None else keys)]
     prefix = f"{key}." if depth else ""
     made = [_node(walk, prefix + part, child, depth + 1) for part, child in zip(parts, children.values, strict=True)]
-    return Node(name, keys, tuple(made))
+    return Container(name, keys, tuple(made))
 
 
 def _container(walk: Walk, key: str, kind: str, context: object, n: int) -> tuple[str, tuple[object, ...] | None]:

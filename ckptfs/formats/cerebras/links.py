@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptfs.errors import CkptfsError
 from ckptfs.formats.cerebras import items, legacy
-from ckptfs.formats.files import OpenFile, checked_shape, open_file
+from ckptfs.formats.files import SourceFile, checked_shape, open_file
 from ckptfs.formats.hdf5.index import Index, read_index
 from ckptfs.formats.safetensors import open_safetensors
 from ckptfs.formats.source import Item, Source
@@ -74,8 +74,8 @@ class Links:
             self.fds.extend(found.fds)
         return found
 
-    def raw(self, place: str) -> OpenFile:
-        found: OpenFile | None = self.opened.get(("raw", place))
+    def raw(self, place: str) -> SourceFile:
+        found: SourceFile | None = self.opened.get(("raw", place))
         if found is None:
             found = self.opened["raw", place] = open_file(place)
             self.fds.append(found.fd)

@@ -28,7 +28,7 @@ from ckptfs.formats.cerebras.legacy_spec import parse_legacy_spec
 from ckptfs.formats.cerebras.links import Links
 from ckptfs.formats.cerebras.spec import parse_spec
 from ckptfs.formats.hdf5.index import Index, read_index
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -124,13 +124,13 @@ class _Spec:
                 self._parsed = parse_spec(text, self._path)
                 self._text = text
 
-    def parsed(self, text: str, path: str) -> tuple[Node, list[str], list[str]]:
+    def parsed(self, text: str, path: str) -> tuple[Container, list[str], list[str]]:
         """As `parse_spec`."""
-        found: tuple[Node, list[str], list[str]] = self._parsed if text == self._text else parse_spec(text, path)
+        found: tuple[Container, list[str], list[str]] = self._parsed if text == self._text else parse_spec(text, path)
         return found
 
 
-def _read_state(reading: Reading, version: float, spec: _Spec) -> tuple[Node | None, list[str]]:
+def _read_state(reading: Reading, version: float, spec: _Spec) -> tuple[Container | None, list[str]]:
     """(tree, warnings) of the state dict, whose items are then in *reading*."""
     index = reading.index
     text, path = index.attributes.get("__spec__"), index.file.path
@@ -148,7 +148,7 @@ def _read_state(reading: Reading, version: float, spec: _Spec) -> tuple[Node | N
     return tree, warnings
 
 
-def _trainer_metadata(tree: Node | None, items: dict[str, Item]) -> list[Any]:
+def _trainer_metadata(tree: Container | None, items: dict[str, Item]) -> list[Any]:
     """The list under the state dict's key ``__metadata__``, as plain Python; [] when there is none."""
     if tree is None or tree.keys is None or "__metadata__" not in tree.keys:
         return []
@@ -156,7 +156,7 @@ def _trainer_metadata(tree: Node | None, items: dict[str, Item]) -> list[Any]:
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
-def _plain(node: Node | str, items: dict[str, Item]) -> Any:
+def _plain(node: Container | str, items: dict[str, Item]) -> Any:
     """Containers and scalars; tensors and objects become None."""
     if isinstance(node, str):
         return items[node].value

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from ckptfs.errors import CorruptHeader
-from ckptfs.formats.source import Node
+from ckptfs.formats.source import Container
 
 MAX_DEPTH = 300
 MAX_NODES = 10_000_000
@@ -48,7 +48,7 @@ class Walk:
     """Whether None stands for a leaf."""
 
 
-def parse_spec(text: str, path: str) -> tuple[Node, list[str], list[str]]:
+def parse_spec(text: str, path: str) -> tuple[Container, list[str], list[str]]:
     """(tree, flattened keys in order, warnings) of a ``__spec__`` attribute.
 
     A key that two leaves share stands once in the list. Raises `CorruptHeader` for broken JSON, an unknown protocol
@@ -105,7 +105,7 @@ def enter(walk: Walk, key: str, depth: int) -> None:
         raise CorruptHeader(walk.path, "its tree spec is unreasonably large")
 
 
-def finish(walk: Walk, tree: Node | str) -> tuple[Node, list[str], list[str]]:
+def finish(walk: Walk, tree: Container | str) -> tuple[Container, list[str], list[str]]:
     """(tree, keys, warnings) of a walk that is done, each key once."""
     if isinstance(tree, str):
         raise CorruptHeader(walk.path, "its tree spec holds a single value, not a state dict")
@@ -121,20 +121,20 @@ def _repeated(keys: Sequence[str]) -> set[str]:
     return {key for key in keys if key in seen or seen.add(key)}  # type: ignore[func-returns-value]
 
 
-def _node(walk: Walk, key: str, spec: dict[str, Any], depth: int) -> Node | str:
+def _node(walk: Walk, key: str, spec: dict[str, Any], depth: int) -> Container | str:
     kind, children = spec["type"], spec["children_spec"]
     if kind is None:
         return _leaf(walk, key, depth)
     enter(walk, key, depth)
     name, keys, parts = _container(walk, key, kind, spec["context"], len(children))
     prefix = f"{key}." if depth else ""
-    made: list[Node | str] = []
+    made: list[Container | str] = []
     for part, child in zip(parts, children, strict=False):
         if child is None and walk.nulls:
             made.append(_leaf(walk, prefix + part, depth + 1))
         else:
             made.append(_node(walk, prefix + part, child, depth + 1))
-    return Node(name, keys, tuple(made))
+    return Container(name, keys, tuple(made))
 
 
 def _leaf(walk: Walk, key: str, depth: int) -> str:

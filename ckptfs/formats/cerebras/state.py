@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ckptfs.errors import UsageError
-from ckptfs.formats.source import Item, Node
+from ckptfs.formats.source import Container, Item
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.tensor import Shape, Tensor
 
@@ -44,7 +44,7 @@ Leaf = Callable[[str, object], tuple[Item, Hashable]]
 class State:
     """A nested state dict: its containers, and the item of each leaf (a `Source` has the same two fields)."""
 
-    tree: Node
+    tree: Container
     items: Mapping[str, Item]
 
 
@@ -96,7 +96,7 @@ class _Building:
     seen: dict[Hashable, str] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
-    def node(self, key: str, value: object, depth: int) -> Node | str:
+    def node(self, key: str, value: object, depth: int) -> Container | str:
         if depth > MAX_DEPTH:
             raise UsageError(f"{key:.80}: nested deeper than {MAX_DEPTH} levels")
         kind = _container(value)
@@ -108,7 +108,7 @@ class _Building:
         parts = components(key, keys, len(value))  # type: ignore[arg-type]
         prefix = f"{key}." if depth else ""
         children = zip(parts, values, strict=True)  # type: ignore[call-overload]
-        return Node(kind, keys, tuple(self.node(prefix + part, child, depth + 1) for part, child in children))
+        return Container(kind, keys, tuple(self.node(prefix + part, child, depth + 1) for part, child in children))
 
     def add(self, key: str, value: object) -> None:
         if key in self.items:
@@ -154,15 +154,15 @@ def flatten(state: State) -> Flat:
     return flat
 
 
-def _nodes(tree: Node) -> Iterator[Node]:
+def _nodes(tree: Container) -> Iterator[Container]:
     todo = [tree]
     while todo:
         node = todo.pop()
         yield node
-        todo.extend(child for child in node.children if isinstance(child, Node))
+        todo.extend(child for child in node.children if isinstance(child, Container))
 
 
-def _spec(flat: Flat, path: str, node: Node | str, depth: int) -> tuple[object, dict[str, Any]]:
+def _spec(flat: Flat, path: str, node: Container | str, depth: int) -> tuple[object, dict[str, Any]]:
     """(example, node of the tree spec) of one node, its leaves appended to *flat*."""
     if isinstance(node, str):
         flat.keys.append((path, node))

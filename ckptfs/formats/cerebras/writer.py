@@ -24,7 +24,7 @@ from functools import lru_cache
 
 from ckptfs.errors import UsageError
 from ckptfs.formats.cerebras.state import MAX_SHOWN, RTFX, Flat, State, flatten, key_metadata, leaf_fields, refusal
-from ckptfs.formats.extents import Body, File, file_of
+from ckptfs.formats.extents import Body, ExtentFile, file_of
 from ckptfs.formats.hdf5 import encode as h5
 from ckptfs.formats.hdf5.chunk_writer import chunk_shape
 from ckptfs.formats.source import Item
@@ -41,7 +41,7 @@ _MAX_KEY = h5.MAX_ATTRIBUTE - 32
 _TRUE, _FALSE = b"\1", b"\0"
 
 
-def mdl_file(state: State, *, release: str = RELEASE) -> File:
+def mdl_file(state: State, *, release: str = RELEASE) -> ExtentFile:
     """The checkpoint of *state*, which `ckptfs.open`, h5py and ``cstorch.load`` read.
 
     *release* is what the file says wrote it. Tied keys are stored once. Named tuples become tuples. Needs about 2 KB of

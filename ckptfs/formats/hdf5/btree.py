@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.files import OpenFile
+from ckptfs.formats.files import SourceFile
 from ckptfs.native.prefetch import hint
 from ckptfs.tensors.tensor import Shape
 
@@ -45,7 +45,7 @@ def chunk_grid(shape: Shape, chunk: Shape) -> Shape:
     return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
-def read_tree(file: OpenFile, key: str, base: int, address: int, shape: Shape, chunk: Shape) -> ChunkTable:
+def read_tree(file: SourceFile, key: str, base: int, address: int, shape: Shape, chunk: Shape) -> ChunkTable:
     """The chunk table of the B-tree at *address*; `CorruptChunk` naming *key* when the tree contradicts itself."""
     leaf = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("at", "<u8", (len(shape) + 1,)), ("child", "<u8")])
     data = b"".join(part.data for part in _leaves(file, key, base, address, leaf))  # np.concatenate compares the fields
@@ -55,7 +55,7 @@ def read_tree(file: OpenFile, key: str, base: int, address: int, shape: Shape, c
     )
 
 
-def _leaves(file: OpenFile, key: str, base: int, root: int, leaf: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+def _leaves(file: SourceFile, key: str, base: int, root: int, leaf: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
     """The entries of each node of level 0. Levels fall by one at each step, and no node is visited twice.
 
     Nodes do not overlap, so all of them together are no larger than the file.
@@ -80,7 +80,7 @@ def _leaves(file: OpenFile, key: str, base: int, root: int, leaf: np.dtype[Any])
             todo.extend((child, node[0] - 1) for child in children)
 
 
-def _node(file: OpenFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.NDArray[Any]] | None:
+def _node(file: SourceFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.NDArray[Any]] | None:
     """(level, entries) of the node at *offset*, None when there is none."""
     if offset + _HEAD > file.size:
         return None
@@ -95,7 +95,7 @@ def _node(file: OpenFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.ND
     return data[5], np.frombuffer(data, leaf, count, _HEAD)
 
 
-def listed_chunks(file: OpenFile, key: str, shape: Shape, chunk: Shape, found: Iterable[Any]) -> ChunkTable:
+def listed_chunks(file: SourceFile, key: str, shape: Shape, chunk: Shape, found: Iterable[Any]) -> ChunkTable:
     """The chunk table of what libhdf5 lists: (element offsets, file offset, stored nbytes, mask) of each chunk."""
     try:
         rows = [[*at, offset, nbytes, mask] for at, offset, nbytes, mask in found]
@@ -106,7 +106,7 @@ def listed_chunks(file: OpenFile, key: str, shape: Shape, chunk: Shape, found: I
 
 
 def _table(
-    file: OpenFile, key: str, shape: Shape, chunk: Shape, at: Any, offset: Any, nbytes: Any, mask: Any
+    file: SourceFile, key: str, shape: Shape, chunk: Shape, at: Any, offset: Any, nbytes: Any, mask: Any
 ) -> ChunkTable:
     grid = chunk_grid(shape, chunk)
     n = math.prod(grid)

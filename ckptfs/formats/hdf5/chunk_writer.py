@@ -17,7 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from ckptfs.tensors.tensor import Shape, Tensor, Words, n_cols
+from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_cols
 
 UNDEFINED = (1 << 64) - 1
 _BASE, _LEAST, _MOST = 16 << 10, 8 << 10, 1 << 20
@@ -50,13 +50,13 @@ def encoded_chunks(tensor: Tensor, chunk: Shape) -> Iterator[tuple[Shape, bytes]
     buffer = np.empty(min(chunk[0], shape[0]) * row if chunk[0] * row <= _BAND else 0, np.uint8)
     for first in range(0, shape[0], chunk[0]):
         n = min(chunk[0], shape[0] - first)
-        band = buffer[: n * row].view(tensor.dtype.word)
+        band = buffer[: n * row].view(tensor.dtype.storage_dtype)
         if band.size:
             tensor.read_block(first, 0, band.reshape(n, -1))
             band = band.reshape(n, *shape[1:])
         for rest in product(*(range(0, extent, step) for extent, step in zip(shape[1:], chunk[1:], strict=True))):
             offsets = (first, *rest)
-            words = np.zeros(chunk, tensor.dtype.word)
+            words = np.zeros(chunk, tensor.dtype.storage_dtype)
             inside = tuple(slice(min(c, s - o)) for c, s, o in zip(chunk, shape, offsets, strict=True))
             if band.size:
                 cut = slice(None), *(slice(o, o + c) for o, c in zip(rest, chunk[1:], strict=True))
@@ -66,7 +66,7 @@ def encoded_chunks(tensor: Tensor, chunk: Shape) -> Iterator[tuple[Shape, bytes]
             yield offsets, _encoded(words)
 
 
-def _read_chunk(tensor: Tensor, offsets: Shape, out: Words) -> None:
+def _read_chunk(tensor: Tensor, offsets: Shape, out: Elements) -> None:
     """The part of *tensor* at *offsets*, as blocks: rows are the first axis, columns run along the last."""
     if out.ndim == 1:
         tensor.read_block(offsets[0], 0, out.reshape(-1, 1))
@@ -79,7 +79,7 @@ def _read_chunk(tensor: Tensor, offsets: Shape, out: Words) -> None:
         tensor.read_block(offsets[0], col * tensor.shape[-1] + offsets[-1], out[cut])
 
 
-def _encoded(words: Words) -> bytes:
+def _encoded(words: Elements) -> bytes:
     import lz4.block
 
     data = words.tobytes()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.files import OpenFile
+from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5 import chunks_lz4, chunks_uncompressed
 from ckptfs.formats.hdf5 import filters as h5_filters
 from ckptfs.formats.hdf5.btree import ChunkTable
@@ -26,12 +26,12 @@ from ckptfs.formats.hdf5.chunks_uncompressed import ENCODED, MISSING, PLAIN, UNK
 from ckptfs.formats.hdf5.decoder import Decoder
 from ckptfs.formats.hdf5.index import object_path
 from ckptfs.native import library, program
-from ckptfs.native.program import Node
+from ckptfs.native.program import Program
 from ckptfs.native.scratch import scratch
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.ranges import read_blocks
-from ckptfs.tensors.tensor import Shape, Words, n_cols
+from ckptfs.tensors.tensor import Elements, Shape, n_cols
 
 MAX_DECODED = 256 << 20
 """Largest chunk that is decoded, in bytes."""
@@ -45,7 +45,7 @@ class ChunkedTensor:
 
     dtype: DType
     shape: Shape
-    file: OpenFile
+    file: SourceFile
     key: str
     chunk: Shape
     filters: Filters
@@ -58,10 +58,10 @@ class ChunkedTensor:
     serial: int = field(default_factory=itertools.count().__next__)
     """Names the tensor in the cache; an id() or a descriptor may come back."""
     _plan: Plan | None = None
-    _node: Node | None = None
+    _node: Program | None = None
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         """Rows of a chunk, and its neighbouring columns: those of the last axes, as far as it spans them wholly."""
         n = 1
         for extent, size in zip(reversed(self.shape[1:]), reversed(self.chunk[1:]), strict=True):
@@ -70,7 +70,7 @@ class ChunkedTensor:
                 break
         return min(self.chunk[0], max(1, self.shape[0])), max(1, n)
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         """As `source.Tensor` says. Raises `MissingCodec` for a filter that is not installed."""
         if out.size == 0:
             return
@@ -108,7 +108,7 @@ class ChunkedTensor:
                 read_blocks(self, start + done, part)
             done += n
 
-    def read_transposed(self, row: int, col: int, out: Words) -> bool:
+    def read_transposed(self, row: int, col: int, out: Elements) -> bool:
         """As in `spans`; False when the chunks it lies in are not all plain, or there is no fast way."""
         if not (self._is_tiled and library.can_transpose(out)):
             return False
@@ -122,7 +122,7 @@ class ChunkedTensor:
                 done += n
             return True
 
-    def node(self) -> Node | None:
+    def node(self) -> Program | None:
         """As `nodes` says: of matrices, and of vectors, whose chunks lie side by side in one row."""
         if len(self.shape) not in (1, 2) or 0 in self.shape:
             return None
@@ -135,7 +135,7 @@ class ChunkedTensor:
     def _hinted(self, start: int, n: int) -> AbstractContextManager[None]:
         """While *n* elements from *start* on are read."""
         nbytes = n * self.dtype.itemsize
-        node = self._hints if nbytes >= program.LEAST_HINTED else None
+        node = self._hints if nbytes >= program.MIN_HINTED else None
         return program.hinted(node, rows=(start * self.dtype.itemsize, nbytes)) if node else nullcontext()
 
     def _hinted_columns(self, col: int, n: int) -> AbstractContextManager[None]:
@@ -145,7 +145,7 @@ class ChunkedTensor:
         return program.hinted(node, columns=(first, last - first + 1)) if node else nullcontext()
 
     @property
-    def _hints(self) -> Node | None:
+    def _hints(self) -> Program | None:
         """By which the kernel is told what is going to be read."""
         if self._node is None and library.LIBRARY is not None:
             self._node = self.node()
@@ -161,7 +161,7 @@ class ChunkedTensor:
         """Columns in the last chunk of a row of chunks, 0 when it is full."""
         return self.shape[1] % self.chunk[1]
 
-    def _read_tiles(self, plan: Plan, row: int, col: int, out: Words) -> None:
+    def _read_tiles(self, plan: Plan, row: int, col: int, out: Elements) -> None:
         """A block of a matrix whose columns begin and end where chunks do."""
         first, done = col // self.chunk[1], 0
         while done < len(out):
@@ -175,7 +175,7 @@ class ChunkedTensor:
                     self._read_boxes(plan, row + done, col, part)
             done += n
 
-    def _read_boxes(self, plan: Plan, row: int, col: int, out: Words) -> None:
+    def _read_boxes(self, plan: Plan, row: int, col: int, out: Elements) -> None:
         """Any block of a tensor of any shape."""
         rows = row, row + len(out)
         if len(self.shape) == 1:
@@ -283,7 +283,7 @@ def _read_run(
         if states[i] == PLAIN:
             _read_plain(tensor, plan.data[i : i + 1], inside, part)
         elif states[i] == MISSING:
-            part[...] = np.frombuffer(tensor.fill, tensor.dtype.word)[0]
+            part[...] = np.frombuffer(tensor.fill, tensor.dtype.storage_dtype)[0]
         else:
             tile = tensor.cache.get(("h5", tensor.serial, i), partial(_decode, tensor, plan, i), part.size / size)
             part[...] = tile[tuple(slice(*span) for span in inside)]
@@ -345,7 +345,7 @@ def _decode(tensor: ChunkedTensor, plan: Plan, i: int) -> npt.NDArray[Any]:
         data = _decoded(tensor, plan, i, nbytes)
     except ValueError as error:
         raise CorruptChunk(tensor.file.path, tensor.key, offset, f"chunk {i}: {error}") from error
-    tile: npt.NDArray[Any] = data.view(tensor.dtype.word).reshape(tensor.chunk)
+    tile: npt.NDArray[Any] = data.view(tensor.dtype.storage_dtype).reshape(tensor.chunk)
     return tile
 
 

@@ -18,7 +18,7 @@ from ckptfs.native import library
 if TYPE_CHECKING:
     from ckptfs.formats.hdf5.chunked import ChunkedTensor
 
-MOST_KEPT = 16 << 20
+MAX_KEPT = 16 << 20
 """Largest row of chunks that is kept decoded, in bytes."""
 
 
@@ -34,7 +34,7 @@ def chunk(tensor: ChunkedTensor, plan: Plan, i: int) -> npt.NDArray[Any] | None:
     out = np.empty((1, nbytes), np.uint8)
     if not library.unpack(tensor.file.fd, _from(plan, i), 1, (1, nbytes), (1, 1), out):
         return None
-    tile: npt.NDArray[Any] = out.view(tensor.dtype.word).reshape(tensor.chunk)
+    tile: npt.NDArray[Any] = out.view(tensor.dtype.storage_dtype).reshape(tensor.chunk)
     return tile
 
 
@@ -111,7 +111,7 @@ def _n_rows(tensor: ChunkedTensor, band: int) -> int:
 def _kept(tensor: ChunkedTensor, plan: Plan, band: int, n_rows: float) -> npt.NDArray[Any] | None:
     """All rows of a row of chunks, from the cache; *n_rows* of them are going to be used."""
     shape = _n_rows(tensor, band), tensor.shape[1]
-    if math.prod(shape) * tensor.dtype.itemsize > MOST_KEPT:
+    if math.prod(shape) * tensor.dtype.itemsize > MAX_KEPT:
         return None
     try:
         make = partial(_band, tensor, plan, band, shape)
@@ -125,7 +125,7 @@ def _key(tensor: ChunkedTensor, band: int) -> tuple[str, int, int]:
 
 
 def _band(tensor: ChunkedTensor, plan: Plan, band: int, shape: tuple[int, int]) -> npt.NDArray[Any]:
-    out: npt.NDArray[Any] = np.empty(shape, tensor.dtype.word)
+    out: npt.NDArray[Any] = np.empty(shape, tensor.dtype.storage_dtype)
     if _unpack(tensor, plan, band, 0, out) < 1:
         raise _NotAll
     return out

@@ -75,7 +75,7 @@ def _look_at(tensor: ChunkedTensor, plan: Plan, i: int) -> int:
 
 def read_pieces(tensor: ChunkedTensor, starts: list[int], nbytes: int, extents: list[int]) -> npt.NDArray[Any]:
     """Pieces of *nbytes* at each of *starts*, as an array (n pieces, *extents) that lives until the next call."""
-    n, word = len(starts), tensor.dtype.word
+    n, word = len(starts), tensor.dtype.storage_dtype
     gap = _common_gap(starts, nbytes)
     if gap:  # the writer laid the chunks one after the other: one read, headers and all
         buffer = scratch("chunks", (n - 1) * gap + nbytes)

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from ckptfs.errors import CorruptChunk, CorruptHeader
-from ckptfs.formats.files import OpenFile, checked_shape
+from ckptfs.formats.files import SourceFile, checked_shape
 from ckptfs.formats.hdf5.btree import ChunkTable, listed_chunks, read_tree
 from ckptfs.formats.hdf5.chunked import ChunkedTensor
 from ckptfs.formats.hdf5.index import H5Object, Index, chunk_list
@@ -16,7 +16,7 @@ from ckptfs.native.scratch import borrow
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import BY_NUMPY, DTYPES, DType
 from ckptfs.tensors.file_tensor import FileTensor
-from ckptfs.tensors.tensor import Shape, Tensor, Words, n_elements, nbytes
+from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_elements, nbytes
 
 _MAX_DIM = (1 << 32) - 1
 _SWAP_BUFFER = 1 << 20
@@ -31,11 +31,11 @@ class ConstantTensor:
     element: bytes
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         return 1, 1
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
-        out[...] = np.frombuffer(self.element, self.dtype.word)[0]
+    def read_block(self, row: int, col: int, out: Elements) -> None:
+        out[...] = np.frombuffer(self.element, self.dtype.storage_dtype)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class InlineTensor:
     data: bytes
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         return 1, 1
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         rows = self.shape[0] if self.shape else 1
-        words = np.frombuffer(self.data, self.dtype.word).reshape(rows, -1)
+        words = np.frombuffer(self.data, self.dtype.storage_dtype).reshape(rows, -1)
         out[...] = words[row : row + out.shape[0], col : col + out.shape[1]]
 
 
@@ -71,16 +71,16 @@ class SwappedTensor:
         return self.stored.shape
 
     @property
-    def grain(self) -> tuple[int, int]:
-        return self.stored.grain
+    def preferred_block(self) -> tuple[int, int]:
+        return self.stored.preferred_block
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         part = self.dtype.itemsize // (2 if self.dtype.name.startswith("complex") else 1)
         step = max(1, _SWAP_BUFFER // max(1, out.shape[1] * self.dtype.itemsize))
         for i in range(0, len(out), step):
             rows = out[i : i + step]
             with borrow(rows.size * self.dtype.itemsize) as buffer:
-                words = buffer.view(self.dtype.word).reshape(rows.shape)
+                words = buffer.view(self.dtype.storage_dtype).reshape(rows.shape)
                 self.stored.read_block(row + i, col, words)
                 buffer.view(f"u{part}").byteswap(inplace=True)
                 rows[...] = words
@@ -164,7 +164,7 @@ def _is_chunk_shape(chunk: Shape) -> bool:
     return all(type(c) is int and 0 < c <= _MAX_DIM for c in chunk)
 
 
-def _load_chunks(file: OpenFile, base: int, name: str, shape: Shape, chunk: Shape, tree: int | None) -> ChunkTable:
+def _load_chunks(file: SourceFile, base: int, name: str, shape: Shape, chunk: Shape, tree: int | None) -> ChunkTable:
     """Of the B-tree; through libhdf5 where the chunks have another kind of index (*tree* is None)."""
     try:
         if tree is None:

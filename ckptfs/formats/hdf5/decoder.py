@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import MissingCodec, SourceError
-from ckptfs.formats.files import OpenFile
+from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5.workers import child_command
 from ckptfs.tensors.tensor import Shape
 
@@ -42,7 +42,7 @@ class _Died(Exception):
 class Decoder:
     """Decodes chunks of one file, one at a time, for any thread. A forked process gets a child of its own."""
 
-    file: OpenFile
+    file: SourceFile
     _child: subprocess.Popen[bytes] | None = None
     _end: weakref.finalize[Any, Any] | None = None
     _owner: int = 0
@@ -110,7 +110,7 @@ class Decoder:
         self._child = self._end = None
 
 
-def _start(file: OpenFile) -> subprocess.Popen[bytes]:
+def _start(file: SourceFile) -> subprocess.Popen[bytes]:
     command = child_command({"decode": file.fd})
     try:
         return subprocess.Popen(

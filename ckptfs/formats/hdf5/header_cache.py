@@ -15,8 +15,8 @@ from ckptfs.formats.hdf5 import messages
 from ckptfs.formats.hdf5.messages import DAMAGE, UNDEFINED, Unsupported
 from ckptfs.formats.hdf5.superblock import MetadataFile, text_of
 
-MOST_KINDS = 64
-MOST_READ = 1000
+MAX_KINDS = 64
+MAX_READ = 1000
 """Records of a kind that are remembered."""
 _HEAD = struct.Struct("<B7xI4x")
 _MESSAGE = struct.Struct("<HHB")
@@ -63,7 +63,7 @@ class _Kind:
     """Records, but for the layout, by the texts of their attributes: most are equal."""
 
 
-class Alike:
+class HeaderCache:
     """What the headers of one file have in common. Header version 1 alone: what the Cerebras writer makes."""
 
     def __init__(self, file: MetadataFile, wanted: frozenset[str]) -> None:
@@ -97,7 +97,7 @@ class Alike:
         """Remember the kind of a header that was decoded to *record*."""
         layout = record.get("layout")
         usual = layout and layout[0] in _ADDRESS_AT and "link" not in record
-        if self._n_kinds >= MOST_KINDS or not usual:
+        if self._n_kinds >= MAX_KINDS or not usual:
             return
         version, size = _HEAD.unpack(self._file.read(address, 16))
         kind = _Kind({**record, "attrs": dict(record["attrs"])})  # the caller may change its own
@@ -133,7 +133,7 @@ class Alike:
         if known is None:
             said = {name: [text] if listed else text for (name, _, listed), text in zip(kind.texts, texts, strict=True)}
             known = {**kind.record, "attrs": {**kind.record["attrs"], **said}}
-            if len(kind.read) < MOST_READ:
+            if len(kind.read) < MAX_READ:
                 kind.read[texts] = known
         return {**known, "layout": where}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.errors import CorruptHeader, SourceError
-from ckptfs.formats.files import OpenFile, open_file
+from ckptfs.formats.files import SourceFile, open_file
 from ckptfs.formats.hdf5.decoder import Decoder
 from ckptfs.formats.hdf5.workers import begun, start
 from ckptfs.tensors.tensor import Shape
@@ -55,7 +55,7 @@ class H5Object:
 class Index:
     """Everything that the metadata of one file say."""
 
-    file: OpenFile
+    file: SourceFile
     base: int
     """Byte of the file from which HDF5 counts addresses."""
     attributes: Mapping[str, Any]
@@ -145,7 +145,7 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False, early: Ea
         raise
 
 
-def chunk_list(file: OpenFile, name: str) -> list[Any]:
+def chunk_list(file: SourceFile, name: str) -> list[Any]:
     """(element offsets, file offset, stored nbytes, filter mask) of each chunk, through libhdf5."""
     found = _ask(file, object_path(name), False).get("chunks")
     if not isinstance(found, list):
@@ -153,7 +153,7 @@ def chunk_list(file: OpenFile, name: str) -> list[Any]:
     return found
 
 
-def _ask(file: OpenFile, chunks: str | None, library: bool, early: Early | None = None) -> dict[str, Any]:
+def _ask(file: SourceFile, chunks: str | None, library: bool, early: Early | None = None) -> dict[str, Any]:
     """What the child answers; *early* is told ``file`` when that comes before the rest."""
     answer: dict[str, Any] = {}
     n_lines = n_values = 0
@@ -181,7 +181,7 @@ def _ask(file: OpenFile, chunks: str | None, library: bool, early: Early | None 
     return answer
 
 
-def _text(file: OpenFile, value: Any) -> Any:
+def _text(file: SourceFile, value: Any) -> Any:
     """An attribute of the file; long texts are told by their place."""
     if not isinstance(value, dict):
         return value
@@ -194,7 +194,7 @@ def _text(file: OpenFile, value: Any) -> Any:
     return data.decode(errors="surrogateescape")
 
 
-def _lines(file: OpenFile, chunks: str | None, library: bool) -> Generator[bytearray, None, None]:
+def _lines(file: SourceFile, chunks: str | None, library: bool) -> Generator[bytearray, None, None]:
     """What the child prints, line by line.
 
     It is killed when it takes too long, or says more than a file of that size can need.

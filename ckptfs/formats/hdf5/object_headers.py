@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptfs.errors import CorruptHeader
 from ckptfs.formats.hdf5 import messages
-from ckptfs.formats.hdf5.header_cache import Alike
+from ckptfs.formats.hdf5.header_cache import HeaderCache
 from ckptfs.formats.hdf5.messages import DAMAGE, UNDEFINED, Unsupported
 from ckptfs.formats.hdf5.superblock import MetadataFile, text_of
 
@@ -133,7 +133,7 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
     todo = [("", *struct.unpack_from("<QQ", tables[0]))]
     seen = set()
     n_members = 0
-    alike = Alike(file, wanted)
+    alike = HeaderCache(file, wanted)
     while todo:
         prefix, tree, heap = todo.pop()
         if tree in seen or prefix.count("/") > MAX_GROUP_DEPTH:
@@ -156,7 +156,7 @@ def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Itera
                     yield path, record
 
 
-def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str], alike: Alike) -> dict[str, Any]:
+def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str], alike: HeaderCache) -> dict[str, Any]:
     """Damage of one object stays with that object."""
     try:
         record = alike.record(address)

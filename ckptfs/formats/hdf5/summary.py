@@ -43,7 +43,7 @@ def object_records(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for name, record in objects.items():
         said = record.get("attrs")
         same = alike.get(id(said))
-        if same is not None:  # the same object, not an equal one: then `Alike` found all else equal, too
+        if same is not None:  # the same object, not an equal one: then `HeaderCache` found all else equal, too
             shared[name] = [same[0], record["layout"][same[1]]]
             continue
         shared[name] = found = _shared_record(record, kinds, records)

@@ -11,7 +11,7 @@ import os
 from contextlib import ExitStack
 
 from ckptfs.errors import CorruptHeader, UnknownFormat
-from ckptfs.formats.files import OpenFile, open_file, read_exactly
+from ckptfs.formats.files import SourceFile, open_file, read_exactly
 from ckptfs.formats.source import Source
 from ckptfs.formats.torch.globals import Box, Storage
 from ckptfs.formats.torch.state import state_of
@@ -42,7 +42,7 @@ def open_torch_legacy(path: str | os.PathLike[str]) -> Source:
     )  # fmt: skip
 
 
-def _pickles(file: OpenFile) -> tuple[Pickle, list[object], int]:
+def _pickles(file: SourceFile) -> tuple[Pickle, list[object], int]:
     """The state dict, the storages' names in the order of the file, and where the storages begin.
 
     Nothing says how long the pickles are, so ever longer heads of the file are tried.
@@ -58,7 +58,7 @@ def _pickles(file: OpenFile) -> tuple[Pickle, list[object], int]:
         window = min(limit, window * 8)
 
 
-def _parse(file: OpenFile, data: bytes) -> tuple[Pickle, list[object], int]:
+def _parse(file: SourceFile, data: bytes) -> tuple[Pickle, list[object], int]:
     magic = unpickle(data, file.path)
     protocol = unpickle(data, file.path, magic.stop)
     machine = unpickle(data, file.path, protocol.stop)
@@ -76,7 +76,7 @@ def _parse(file: OpenFile, data: bytes) -> tuple[Pickle, list[object], int]:
     return state, names.value.values, names.stop
 
 
-def _storage_offsets(file: OpenFile, state: Pickle, names: list[object], start: int) -> dict[str, int]:
+def _storage_offsets(file: SourceFile, state: Pickle, names: list[object], start: int) -> dict[str, int]:
     """Position of each storage's first element; the number of elements must be the pickle's."""
     offsets: dict[str, int] = {}
     at = start

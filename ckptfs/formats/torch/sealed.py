@@ -20,7 +20,7 @@ from functools import lru_cache
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DTYPES, DType
 from ckptfs.tensors.ranges import read_into
-from ckptfs.tensors.tensor import Shape, Tensor, Words, nbytes
+from ckptfs.tensors.tensor import Elements, Shape, Tensor, nbytes
 
 RESIDUE = 0x2144DF1C
 """CRC-32 of any bytes followed by their CRC-32."""
@@ -99,7 +99,7 @@ class Sealed:
         return DTYPES["uint8"]
 
     @property
-    def grain(self) -> tuple[int, int]:
+    def preferred_block(self) -> tuple[int, int]:
         return (1, 1)
 
     @property
@@ -107,7 +107,7 @@ class Sealed:
         """CRC-32 of all of it; reads nothing."""
         return zlib.crc32(bytes(self.shape[0] - nbytes(self.tensor) - 4), RESIDUE)
 
-    def read_block(self, row: int, col: int, out: Words) -> None:
+    def read_block(self, row: int, col: int, out: Elements) -> None:
         if out.flags.c_contiguous:
             self._read(row, out.reshape(-1).data)
             return

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckptfs.errors import CorruptHeader, SourceError
-from ckptfs.formats.files import OpenFile
-from ckptfs.formats.source import Item, Node
+from ckptfs.formats.files import SourceFile
+from ckptfs.formats.source import Container, Item
 from ckptfs.formats.torch.globals import Box, Global, Opaque, Storage, StoredTensor
 from ckptfs.tensors.file_tensor import FileTensor, in_c_order
 
@@ -21,7 +21,7 @@ Locate = Callable[[Storage], int]
 """Byte position of a storage's first element; raises `CorruptHeader` when the file does not hold the storage."""
 
 
-def state_of(value: object, file: OpenFile, locate: Locate) -> tuple[dict[str, Item], Node]:
+def state_of(value: object, file: SourceFile, locate: Locate) -> tuple[dict[str, Item], Container]:
     """Items in the order of the dicts, and the tree, of what `unpickle` made.
 
     Tensors that are the same view of the same storage become one object. Raises `SourceError` for a value that is
@@ -36,7 +36,7 @@ def state_of(value: object, file: OpenFile, locate: Locate) -> tuple[dict[str, I
 
 @dataclass(slots=True)
 class _Walk:
-    file: OpenFile
+    file: SourceFile
     locate: Locate
     items: dict[str, Item] = field(default_factory=dict)
     tensors: dict[StoredTensor, FileTensor] = field(default_factory=dict)
@@ -44,17 +44,17 @@ class _Walk:
     n_key_chars: int = 0
 
 
-def _node(walk: _Walk, key: str, value: object, depth: int) -> Node | str:
+def _node(walk: _Walk, key: str, value: object, depth: int) -> Container | str:
     if isinstance(value, Box) and value.keys is not None:
         _spend(walk, key, depth, len(value.keys))
         names = tuple(value.keys)
         parts = [_part(walk, key, name) for name in names]
-        return Node(value.type, names, _children(walk, key, parts, tuple(value.values), depth))
+        return Container(value.type, names, _children(walk, key, parts, tuple(value.values), depth))
     if isinstance(value, (Box, tuple)):
         kind, values = (value.type, value.values) if isinstance(value, Box) else ("tuple", value)
         _spend(walk, key, depth, len(values))
         parts = [str(i) for i in range(len(values))]
-        return Node(kind, None, _children(walk, key, parts, tuple(values), depth))
+        return Container(kind, None, _children(walk, key, parts, tuple(values), depth))
     if depth == 0:
         return key
     walk.n_key_chars += len(key)
@@ -75,7 +75,7 @@ def _spend(walk: _Walk, key: str, depth: int, n: int) -> None:
 
 def _children(
     walk: _Walk, key: str, parts: list[str], values: tuple[object, ...], depth: int
-) -> tuple[Node | str, ...]:
+) -> tuple[Container | str, ...]:
     prefix = f"{key}." if depth else ""
     return tuple(_node(walk, prefix + part, value, depth + 1) for part, value in zip(parts, values, strict=True))
 

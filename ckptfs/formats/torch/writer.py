@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptfs.formats.extents import Body, File, file_of
+from ckptfs.formats.extents import Body, ExtentFile, file_of
 from ckptfs.formats.nested import Value
 from ckptfs.formats.torch.pickler import pickle_state
 from ckptfs.formats.torch.sealed import Sealed, sealed_nbytes
@@ -53,7 +53,7 @@ class _Record:
     offset: int
 
 
-def torch_file(state: Value, *, prefix: str = "archive") -> File:
+def torch_file(state: Value, *, prefix: str = "archive") -> ExtentFile:
     """A file for ``torch.load`` that holds *state*: nested containers as of `state.nested_state`.
 
     Tensors are contiguous; the same tensor object in two places shares one storage. Reads no tensor data.
@@ -69,7 +69,7 @@ def torch_file(state: Value, *, prefix: str = "archive") -> File:
     return _archive([(f"{prefix}/{name}".encode(), body) for name, body in named])
 
 
-def _archive(named: Sequence[tuple[bytes, Body]]) -> File:
+def _archive(named: Sequence[tuple[bytes, Body]]) -> ExtentFile:
     bodies: list[Body] = []
     records: list[_Record] = []
     offset = 0

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from ckptfs.errors import CorruptHeader, SourceError, UsageError, WriteError
-from ckptfs.formats.files import OpenFile, open_file, read_exactly
+from ckptfs.formats.files import SourceFile, open_file, read_exactly
 from ckptfs.formats.hdf5.dataset import make_tensor, stored_dtype
 from ckptfs.formats.hdf5.index import Index, read_index
 from ckptfs.formats.hdf5.workers import child_command
@@ -85,7 +85,7 @@ def _number(index: Index, name: str) -> int:
     dtype = stored_dtype(found) if found and found.problem is None else None
     if found is None or dtype is None or found.shape is None or n_elements(found.shape) != 1:
         raise CorruptHeader(index.file.path, f"{name}: is no number")
-    word = np.empty((1, 1), dtype.word)
+    word = np.empty((1, 1), dtype.storage_dtype)
     make_tensor(index, name, found, dtype, shared()).read_block(0, 0, word)
     value = word.view(dtype.numpy)[0, 0].item()
     if not isinstance(value, (int, float)) or value != value or abs(value) >= 1 << 63:
@@ -127,7 +127,7 @@ def fix_in_place(fix: Fix, *, progress: Progress | None = None) -> None:
         os.close(source.fd)
 
 
-def _copy(source: OpenFile, output: Output, progress: Progress | None) -> None:
+def _copy(source: SourceFile, output: Output, progress: Progress | None) -> None:
     for offset in range(0, source.size, _PIECE):
         data = read_exactly(source, offset, min(_PIECE, source.size - offset), "its data")
         output.write_at(offset, data)
@@ -135,7 +135,7 @@ def _copy(source: OpenFile, output: Output, progress: Progress | None) -> None:
             progress(len(data))
 
 
-def _change(fix: Fix, source: OpenFile | None, output: Output, progress: Progress | None) -> None:
+def _change(fix: Fix, source: SourceFile | None, output: Output, progress: Progress | None) -> None:
     """Let the child fill *output* from *source*, or change it as it is (None)."""
     files = [output.fd] if source is None else [output.fd, source.fd]
     request: dict[str, Any] = {"source": source and source.fd, "target": output.fd}

@@ -290,7 +290,11 @@ def test_wrong_types_are_one_line(model: str, data: st.DataObject) -> None:
         "cs": {**CS_SIZES, **table.cs.fill},
     }
     for side, (src, tgt) in {"hf": ("hf", "cs-2.9"), "cs": ("cs-2.9", "hf")}.items():
-        known = {*sides[side], *table.side(side).must, *(n for lens in table.lenses for n in lens.side(side))}  # type: ignore[arg-type]
+        known = {
+            *sides[side],
+            *table.side(side).must,
+            *(n for t in table.transforms for n in t.side(side)),
+        }  # type: ignore[arg-type]
         names = data.draw(st.lists(st.sampled_from(sorted(known)), max_size=3, unique=True))
         config = {**sides[side], **{name: data.draw(JUNK) for name in names}}
         try:

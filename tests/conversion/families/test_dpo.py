@@ -15,7 +15,7 @@ import ckptfs
 from ckptfs.conversion.families.dpo import MODELS, POLICY, REFERENCE
 from ckptfs.conversion.resolve import convert_config, prepare
 from ckptfs.errors import MappingError, MissingField, NoPath, UnmatchedKeys, UnsupportedValue
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from tests.factories import ArrayTensor
 from tests.paths import FAMILIES
 from tests.recorded.decoder_cases import Case, cases, config_differences, differences
@@ -36,7 +36,7 @@ def of_policy(source: Source, prefix: str = POLICY) -> Source:
         items[f"model.{prefix}{name}"] = replace(item, key=f"model.{prefix}{name}")
         other = f"model.{REFERENCE}{name}"
         items[other] = Item(other, "tensor", ArrayTensor(np.zeros((2, 2), np.float32)))
-    return replace(source, items=items, tree=Node("dict", ("model",), ()), metadata=[])
+    return replace(source, items=items, tree=Container("dict", ("model",), ()), metadata=[])
 
 
 def with_decoder(config: dict[str, Any], model: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ckptfs.conversion.apply import convert_tensors
 from ckptfs.conversion.config import OneOf
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.keys import PARAMS
-from ckptfs.conversion.ops import Cut, Patches, Reshape, Stack, Transpose
+from ckptfs.conversion.ops import ConvToLinear, Reshape, Split, Stack, Transpose
 from ckptfs.conversion.rules import SIDES, Context, Rule, Side
 from ckptfs.tensors.ranges import read_into, to_bytes, to_numpy
 from ckptfs.tensors.tensor import Tensor
@@ -80,14 +80,14 @@ def shape_of(rule: Rule, side: Side, index: int, key: str) -> tuple[int, ...]:
 def flat_shape(rule: Rule, side: Side, index: int, key: str) -> tuple[int, ...]:
     if ".q_norm" in key or ".k_norm" in key:
         return (6,)
-    cut = next((op for op in rule.ops if isinstance(op, Cut)), None)
+    cut = next((op for op in rule.ops if isinstance(op, Split)), None)
     shares = [DIMS[r] if isinstance(r, str) else r for r in cut.ratio] if cut else [4]
     rows = 24 * (sum(shares) if side == "hf" else shares[index if cut else 0])
     if key.endswith("bias") or "norm" in key or "ln_" in key:
         return (rows,)
     if side == "cs" and any(isinstance(op, Stack) for op in rule.ops):
         return (rows, 3, 24)
-    if any(isinstance(op, Patches) for op in rule.ops):
+    if any(isinstance(op, ConvToLinear) for op in rule.ops):
         return (24, 3, 2, 2) if side == "hf" else (24, 12)
     swapped = side == "hf" and any(isinstance(op, Transpose) for op in rule.ops)
     return (24, rows) if swapped else (rows, 24)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import ckptfs
-from ckptfs.conversion.ops import Patches
+from ckptfs.conversion.ops import ConvToLinear
 from ckptfs.conversion.resolve import convert_config
 from ckptfs.errors import ConfigError, NoPath, ShapeError, UnsupportedValue
 from ckptfs.tensors.ranges import to_numpy
@@ -56,7 +56,7 @@ def mdl(tmp_path: Path) -> Path:
 
 def test_patches_keep_their_pixels() -> None:
     kernel = np.arange(5 * 3 * 2 * 2, dtype=np.float32).reshape(5, 3, 2, 2)
-    op, dims = Patches("c", "s"), {"c": 3, "s": 2}
+    op, dims = ConvToLinear("c", "s"), {"c": 3, "s": 2}
     (matrix,) = op.apply([ArrayTensor(kernel)], dims)
     np.testing.assert_array_equal(to_numpy(matrix), kernel.transpose(0, 2, 3, 1).reshape(5, 12))
     (back,) = op.inverse().apply([matrix], dims)

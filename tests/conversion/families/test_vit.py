@@ -10,7 +10,7 @@ import pytest
 from ckptfs.conversion import registry
 from ckptfs.conversion.format_names import parse_format
 from ckptfs.conversion.hf import View, cs_config, hf_config, make_view
-from ckptfs.conversion.ops import FirstRowLast
+from ckptfs.conversion.ops import RollRows
 from ckptfs.errors import ConfigError, UnmatchedKeys, UnsupportedValue
 from ckptfs.tensors.ranges import to_numpy
 from tests.factories import ArrayTensor, source_of
@@ -54,9 +54,9 @@ def test_positions_without_the_tokens_row_cannot_be_reordered(fields: dict[str, 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_rows_of_any_number(n: int) -> None:
     rows = ArrayTensor(np.arange(3 * n, dtype=np.float32).reshape(n, 3))
-    (moved,) = FirstRowLast().apply([rows], {})
+    (moved,) = RollRows().apply([rows], {})
     np.testing.assert_array_equal(to_numpy(moved), np.roll(to_numpy(rows), -1, axis=0))
-    (back,) = FirstRowLast().inverse().apply([moved], {})
+    (back,) = RollRows().inverse().apply([moved], {})
     np.testing.assert_array_equal(to_numpy(back), to_numpy(rows))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.conversion import registry
-from ckptfs.conversion.format_names import RELEASES, Format, parse_format
+from ckptfs.conversion.format_names import RELEASES, ModelFormat, parse_format
 from ckptfs.conversion.plan import config_as, make_view
 from ckptfs.conversion.releases.draft import About
 from ckptfs.conversion.releases.keys import Rename
@@ -19,7 +19,7 @@ from ckptfs.conversion.releases.paths import STEPS, steps_of
 from ckptfs.conversion.releases.steps import Setting, find_path, step, unchanged
 from ckptfs.errors import ConfigError, MappingError, MissingField, MissingKeys, NoPath, UnmatchedKeys
 from ckptfs.formats.cerebras.state import flatten, state_tree
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from tests.factories import ArrayTensor, tensor_of
 
 TRAINER: dict[str, Any] = {"trainer": {"init": {"model": {}}}}
@@ -103,7 +103,7 @@ def test_all_releases_of_a_model_are_connected(name: str) -> None:
 
 def test_a_step_that_skips_is_no_part_of_a_longer_way() -> None:
     steps = (*unchanged((2, 5), (2, 8)), step((2, 5), (2, 7), alone=True))
-    path = [Format(r) for r in ((2, 5), (2, 7), (2, 8))]
+    path = [ModelFormat(r) for r in ((2, 5), (2, 7), (2, 8))]
     assert len(find_path("x", steps, path[0], path[1])) == 1
     assert len(find_path("x", steps, path[0], path[2])) == 3
 
@@ -191,7 +191,7 @@ def test_none_that_was_shared_does_not_become_what_its_partner_becomes() -> None
         "model.bias": Item("model.bias", "none", tied_to=f"model.{WORDS}"),
     }
     keys = tuple(key.removeprefix("model.") for key in items)
-    tree = Node("dict", ("model",), (Node("dict", keys, tuple(items)),))
+    tree = Container("dict", ("model",), (Container("dict", keys, tuple(items)),))
     source = Source("x.mdl", "cerebras-h5", "0.5", None, items, tree)
     state = upgrade(source, "gpt2", "cs-1.8", "cs-2.0").state
     assert (state.items["model.bias"].kind, state.items["model.bias"].tied_to) == ("none", None)
@@ -436,7 +436,7 @@ def test_older_releases_reach_hugging_face() -> None:
         "transformer.ln_f.weight",
     ]
     assert (view.src, view.tgt, view.state, view.config["n_embd"]) == ("cs-1.8", "hf", None, 4)
-    assert config_as(registry.family("gpt2"), config, parse_format("cs-1.8"), Format())["n_embd"] == 4
+    assert config_as(registry.family("gpt2"), config, parse_format("cs-1.8"), ModelFormat())["n_embd"] == 4
 
 
 def test_hugging_face_reaches_older_releases() -> None:
@@ -452,7 +452,7 @@ def test_hugging_face_reaches_older_releases() -> None:
     assert (view.tgt, view.state, list(view.config)) == ("cs-1.9", None, ["model"])
     assert view.config["model"]["use_bfloat16"] is True
     assert not view.config["model"].keys() & {"norm_type", "fp16_type", "name"}
-    assert config_as(registry.family("gpt2"), config, Format(), parse_format("cs-1.9")) == view.config
+    assert config_as(registry.family("gpt2"), config, ModelFormat(), parse_format("cs-1.9")) == view.config
 
 
 def test_a_change_knows_its_direction() -> None:
@@ -473,7 +473,7 @@ def test_any_state_comes_through(state: dict[str, Any], at: int) -> None:
     whole = dict([*items[:at], ("model", {"lm_head.weight": tensor_of("float16", (2,))}), *items[at:]])
     result = upgrade(checkpoint(whole), "gpt2", "cs-2.4", "cs-2.10").state
 
-    def value(node: Node | str) -> Any:
+    def value(node: Container | str) -> Any:
         if isinstance(node, str):
             return result.items[node].value
         values = [value(child) for child in node.children]

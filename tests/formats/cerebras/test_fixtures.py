@@ -12,7 +12,7 @@ import pytest
 
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, Incomplete, UnknownFormat, Unsafe
 from ckptfs.formats.cerebras.reader import is_hdf5, open_h5
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import to_bytes, to_numpy
 from tests.formats.hdf5.h5_files import DATA
@@ -81,7 +81,7 @@ def test_tree_of_the_real_writer(path: Path) -> None:
     source.close()
 
 
-def outline(node: Node | str) -> Any:
+def outline(node: Container | str) -> Any:
     if isinstance(node, str):
         return "leaf"
     children = [outline(child) for child in node.children]

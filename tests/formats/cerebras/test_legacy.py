@@ -17,7 +17,7 @@ import pytest
 
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, UnknownFormat
 from ckptfs.formats.cerebras.reader import open_h5
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import to_bytes, to_numpy
 from ckptfs.tensors.tensor import nbytes
@@ -92,21 +92,21 @@ def test_versions(name: str, version: str, release: str | None) -> None:
 def test_nested_state() -> None:
     source = legacy("v04_basic")
     root = source.tree
-    assert isinstance(root, Node)
+    assert isinstance(root, Container)
     assert (root.type, root.keys) == ("dict", ("model", "optimizer", "global_step", "note", "np", "obj"))
     model, optimizer, step = root.children[:3]
-    assert isinstance(model, Node)
-    assert isinstance(optimizer, Node)
+    assert isinstance(model, Container)
+    assert isinstance(optimizer, Container)
     assert model.type == "OrderedDict"
     assert model.children[3] == "model.norm/scale"
     assert step == "global_step"
     _, groups = optimizer.children
-    assert isinstance(groups, Node)
+    assert isinstance(groups, Container)
     assert (groups.type, groups.keys) == ("list", None)
     group = groups.children[0]
-    assert isinstance(group, Node)
-    assert isinstance(group.children[1], Node)
-    assert group.children[1] == Node(
+    assert isinstance(group, Container)
+    assert isinstance(group.children[1], Container)
+    assert group.children[1] == Container(
         "tuple", None, ("optimizer.param_groups.0.betas.0", "optimizer.param_groups.0.betas.1")
     )
     source.close()

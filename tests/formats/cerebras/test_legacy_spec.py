@@ -14,7 +14,7 @@ import pytest
 from ckptfs.errors import CkptfsError, CorruptHeader, Unsafe
 from ckptfs.formats.cerebras.legacy_spec import parse_legacy_spec
 from ckptfs.formats.cerebras.reader import open_h5
-from ckptfs.formats.source import Node
+from ckptfs.formats.source import Container
 from ckptfs.tensors.cache import TileCache
 from tests.formats.cerebras.legacy_specs import Call, Class, leaf, spec_hex, spec_pickle, tree
 from tests.formats.hdf5.h5_files import DATA
@@ -22,7 +22,7 @@ from tests.formats.hdf5.h5_files import DATA
 NODE = Class("torch.utils._pytree", "TreeSpec")
 
 
-def parse(root: dict[str, Any]) -> Node:
+def parse(root: dict[str, Any]) -> Container:
     return parse_legacy_spec(spec_hex(root), "c.mdl")[0]
 
 
@@ -51,7 +51,7 @@ def flattened(state: Any, prefix: str = "") -> list[str]:
     return [key for part, child in parts for key in flattened(child, f"{prefix}.{part}" if prefix else str(part))]
 
 
-def rebuilt(node: Node | str) -> Any:
+def rebuilt(node: Container | str) -> Any:
     if isinstance(node, str):
         return None
     children = [rebuilt(child) for child in node.children]
@@ -195,7 +195,7 @@ def test_damaged_pickles(seed: int) -> None:
     except CkptfsError as error:
         assert str(error).startswith("c.mdl: ")
     else:
-        assert isinstance(made, Node)
+        assert isinstance(made, Container)
         assert len(keys) <= 22
 
 

@@ -14,7 +14,7 @@ from ckptfs.errors import CorruptHeader
 from ckptfs.formats.cerebras import spec
 from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.cerebras.spec import MAX_DEPTH, parse_spec
-from ckptfs.formats.source import Item, Node
+from ckptfs.formats.source import Container, Item
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import to_bytes, to_numpy
 from tests.formats.hdf5.h5_files import LEAF, node, scalar, spec_text, write_checkpoint
@@ -33,7 +33,7 @@ def test_flattened_keys() -> None:
     tree, keys, warnings = parse_spec(spec_text(root), "f")
     assert keys == ["b.0", "b.1.0", "7", "None.x.y", "True.0"]
     assert tree.keys == ("b", 7, None, 1.5, True)
-    assert tree.children[2] == Node("OrderedDict", ("x.y",), ("None.x.y",))
+    assert tree.children[2] == Container("OrderedDict", ("x.y",), ("None.x.y",))
     assert warnings == []
 
 

@@ -19,7 +19,7 @@ from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.cerebras.state import MAX_DEPTH, State, state_tree
 from ckptfs.formats.cerebras.writer import mdl_file
 from ckptfs.formats.hdf5.index import read_index
-from ckptfs.formats.source import Item, Node, Source
+from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import to_bytes
 from tests.factories import ArrayTensor, array_of, tensor_of
@@ -102,8 +102,8 @@ def test_our_reader_finds_the_same_values(name: str, tmp_path: Path) -> None:
     again.close()
 
 
-def outline(node: Node | str | None) -> Any:
-    if not isinstance(node, Node):
+def outline(node: Container | str | None) -> Any:
+    if not isinstance(node, Container):
         return "leaf"
     return node.type, node.keys, [outline(child) for child in node.children]
 
@@ -157,7 +157,7 @@ def test_containers(tmp_path: Path) -> None:
     }
     source = open_h5(written(state_tree(state), tmp_path / "c.mdl"), TileCache())
     assert source.tree is not None
-    tuples = [child.type for child in source.tree.children if isinstance(child, Node)]
+    tuples = [child.type for child in source.tree.children if isinstance(child, Container)]
     assert tuples == ["OrderedDict", "tuple", "list", "deque", "set"]
     values = {key: item.value for key, item in source.items.items()}
     want = {"o.z": 1, "o.a": 2.5, "pair.0": 1, "pair.1": 0.5, "mixed.2.0": True, "mixed.2.1": None}

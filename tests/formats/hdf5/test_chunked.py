@@ -91,7 +91,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(array: np.ndarray[Any, Any], tensor: Tensor) -> np.ndarray[Any, Any]:
     little = array.astype(array.dtype.newbyteorder("<"))
-    return np.frombuffer(little.tobytes(), tensor.dtype.word).reshape(n_rows(tensor.shape), n_cols(tensor.shape))
+    return np.frombuffer(little.tobytes(), tensor.dtype.storage_dtype).reshape(
+        n_rows(tensor.shape), n_cols(tensor.shape)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,7 +116,7 @@ def test_random_blocks(file: Path, name: str, buffer: int, monkeypatch: pytest.M
         for i in range(40):
             r0, r1 = sorted(rng.integers(0, want.shape[0] + 1, 2))
             c0, c1 = sorted(rng.integers(0, want.shape[1] + 1, 2))
-            for out in outputs(r1 - r0, c1 - c0, tensor.dtype.word, i):
+            for out in outputs(r1 - r0, c1 - c0, tensor.dtype.storage_dtype, i):
                 tensor.read_block(int(r0), int(c0), out)
                 assert out.tobytes() == want[r0:r1, c0:c1].tobytes()
 

@@ -19,7 +19,7 @@ from ckptfs.formats.hdf5 import chunks_lz4, filters
 from ckptfs.native import library
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import read_elements, to_bytes
-from ckptfs.tensors.views import RowJoin
+from ckptfs.tensors.views import ConcatRows
 from tests.formats.hdf5.h5_files import tensors_of
 
 pytestmark = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C compiler")
@@ -106,7 +106,7 @@ def test_nothing_is_kept_of_many_tensors(file: Path, counted: list[int], shift: 
     """Wherever the requests of a sequential reader cut them: also where one has a part of their first or last row."""
     cache = TileCache()
     with tensors_of(file, cache) as tensors:
-        joined = RowJoin((tensors["packed"],) * 3)
+        joined = ConcatRows((tensors["packed"],) * 3)
         out, done = np.zeros(3 * ROWS * COLS, "<u4"), 0
         while done < out.size:
             n = min(1000 if done else 1000 - shift, out.size - done)
@@ -123,7 +123,7 @@ def test_without(file: Path, monkeypatch: pytest.MonkeyPatch, lack: str, name: s
     if lack == "lz4":
         monkeypatch.setattr(library, "lz4", lambda: None)
     elif lack == "room":
-        monkeypatch.setattr(chunks_lz4, "MOST_KEPT", 1000)
+        monkeypatch.setattr(chunks_lz4, "MAX_KEPT", 1000)
     else:
         monkeypatch.setattr(library, "LIBRARY", None)
     with tensors_of(file) as tensors:

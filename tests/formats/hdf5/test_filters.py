@@ -296,4 +296,4 @@ def test_child_that_misbehaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def read_one(tensor: Tensor) -> None:
-    tensor.read_block(0, 0, np.zeros((1, 1), tensor.dtype.word))
+    tensor.read_block(0, 0, np.zeros((1, 1), tensor.dtype.storage_dtype))

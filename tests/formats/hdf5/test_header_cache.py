@@ -15,7 +15,7 @@ import pytest
 
 from ckptfs.errors import CorruptHeader
 from ckptfs.formats.hdf5 import header_cache, index_worker, object_headers, superblock
-from ckptfs.formats.hdf5.header_cache import Alike
+from ckptfs.formats.hdf5.header_cache import HeaderCache
 from ckptfs.formats.hdf5.messages import DAMAGE, Unsupported
 from ckptfs.formats.hdf5.summary import object_records
 from tests.formats.hdf5.h5_files import DATA
@@ -38,8 +38,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict[str, Any]]
 
     def read(path: Path) -> dict[str, Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(Alike, "record", lambda self, address: None)
-            patch.setattr(header_cache, "MOST_KINDS", 0)
+            patch.setattr(HeaderCache, "record", lambda self, address: None)
+            patch.setattr(header_cache, "MAX_KINDS", 0)
             return records(path)
 
     return read
@@ -158,7 +158,7 @@ def test_what_a_caller_does_to_a_record_stays_there(tmp_path: Path) -> None:
 
 
 def test_kinds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[int]) -> None:
-    monkeypatch.setattr(header_cache, "MOST_KINDS", 2)
+    monkeypatch.setattr(header_cache, "MAX_KINDS", 2)
     path = tmp_path / "kinds.h5"
     with h5py.File(path, "w") as file:
         for i in range(20):

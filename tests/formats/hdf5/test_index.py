@@ -17,7 +17,7 @@ import pytest
 from ckptfs.errors import CkptfsError, CorruptHeader
 from ckptfs.formats.cerebras import reader
 from ckptfs.formats.cerebras.reader import open_h5
-from ckptfs.formats.files import OpenFile
+from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5 import index as h5_index
 from ckptfs.formats.hdf5 import index_worker, object_headers, superblock, workers
 from ckptfs.formats.hdf5.dataset import made_alike
@@ -235,7 +235,7 @@ def test_a_long_text_of_a_file_that_shrinks(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(workers, "_START", """print('{"file":{"__spec__":{"at":0,"nbytes":1000}}}')""")
     opened = h5_index.open_file
 
-    def then_shrinks(path: str | os.PathLike[str]) -> OpenFile:
+    def then_shrinks(path: str | os.PathLike[str]) -> SourceFile:
         file = opened(path)
         os.truncate(path, 999)
         return file

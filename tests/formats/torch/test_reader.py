@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, SourceError, UnknownFormat
-from ckptfs.formats.source import Node, Source
+from ckptfs.formats.source import Container, Source
 from ckptfs.formats.torch import reader
 from ckptfs.formats.torch.reader import open_torch
 from ckptfs.tensors.ranges import read_into, to_bytes
@@ -113,7 +113,7 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     assert to_bytes(source.tensors()["optimizer.state.0.exp_avg"]) == bytes_of(moments)
     assert source.tree is not None
     assert (source.tree.type, source.tree.keys) == ("dict", tuple(checkpoint))
-    assert source.tree.children[0] == Node("OrderedDict", ("weight", "bias"), ("model.weight", "model.bias"))
+    assert source.tree.children[0] == Container("OrderedDict", ("weight", "bias"), ("model.weight", "model.bias"))
     source.close()
 
 
@@ -131,17 +131,17 @@ def test_containers_of_every_kind(tmp_path: Path) -> None:
     assert {key: item.value for key, item in source.items.items()} == {
         "l.0": 1, "l.1.0": 2, "l.1.1": "x", "d.0": 3, "s.0": 4, "o.a": 5, "b": True, "size.0": 7
     }  # fmt: skip
-    assert source.tree == Node(
+    assert source.tree == Container(
         "dict",
         ("l", "d", "s", "o", 6, "b", "size"),
         (
-            Node("list", None, ("l.0", Node("tuple", None, ("l.1.0", "l.1.1")))),
-            Node("deque", None, ("d.0",)),
-            Node("set", None, ("s.0",)),
-            Node("OrderedDict", ("a",), ("o.a",)),
-            Node("dict", (), ()),
+            Container("list", None, ("l.0", Container("tuple", None, ("l.1.0", "l.1.1")))),
+            Container("deque", None, ("d.0",)),
+            Container("set", None, ("s.0",)),
+            Container("OrderedDict", ("a",), ("o.a",)),
+            Container("dict", (), ()),
             "b",
-            Node("tuple", None, ("size.0",)),
+            Container("tuple", None, ("size.0",)),
         ),
     )
     source.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats.torch.sealed import DISTANCE, FAR, Parts, Sealed, combine, sealed_nbytes
 from ckptfs.tensors.ranges import to_bytes
-from ckptfs.tensors.tensor import Words
+from ckptfs.tensors.tensor import Elements
 from tests.factories import NUMPY_TYPES, ArrayTensor, tensor_of
 from tests.formats.reading import Counting
 
@@ -128,7 +128,7 @@ def test_zeros_behind_the_seal_read_nothing_and_the_seal_reads_all() -> None:
 
 def test_damage_is_an_error_for_the_data_and_the_seal() -> None:
     class Damaged(ArrayTensor):
-        def read_block(self, row: int, col: int, out: Words) -> None:
+        def read_block(self, row: int, col: int, out: Elements) -> None:
             raise CorruptChunk("model.mdl", "w", 0, "damaged")
 
     sealed = Sealed(Damaged(np.zeros(10, np.int8)))

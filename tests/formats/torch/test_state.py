@@ -9,13 +9,13 @@ import pytest
 
 from ckptfs.errors import CorruptHeader, SourceError
 from ckptfs.formats.files import open_file
-from ckptfs.formats.source import Item, Node
+from ckptfs.formats.source import Container, Item
 from ckptfs.formats.torch import state
 from ckptfs.formats.torch.globals import Box, Storage
 from ckptfs.formats.torch.state import state_of
 
 
-def flat(tmp_path: Path, value: object) -> tuple[dict[str, Item], Node]:
+def flat(tmp_path: Path, value: object) -> tuple[dict[str, Item], Container]:
     (tmp_path / "x").write_bytes(b"")
     file = open_file(tmp_path / "x")
     os.close(file.fd)
@@ -82,4 +82,4 @@ def test_keys_are_text_in_items_and_themselves_in_the_tree(tmp_path: Path) -> No
     assert [(key, item.value) for key, item in items.items()] == [
         ("0", 1), ("True", 2), ("None", 3), ("1.5", 4), ("s", 5), ("", 6)
     ]  # fmt: skip
-    assert tree == Node("dict", tuple(keys), ("0", "True", "None", "1.5", "s", ""))
+    assert tree == Container("dict", tuple(keys), ("0", "True", "None", "1.5", "s", ""))

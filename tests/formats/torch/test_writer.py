@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.formats.detect import open_source
-from ckptfs.formats.extents import File
+from ckptfs.formats.extents import ExtentFile
 from ckptfs.formats.nested import SetOf
 from ckptfs.formats.torch.pickler import strides
 from ckptfs.formats.torch.writer import torch_file
@@ -35,7 +35,7 @@ WAYS = [{"weights_only": w, "mmap": m} for w in (True, False) for m in (True, Fa
 SHAPES = [(), (0,), (3,), (2, 3, 5), (4, 0, 2), (1,) * 8]
 
 
-def load(file: File, folder: Path, **how: bool) -> Any:
+def load(file: ExtentFile, folder: Path, **how: bool) -> Any:
     """By torch, from a copy on disk."""
     path = folder / "x.pt"
     path.write_bytes(content(file))
@@ -117,7 +117,7 @@ def test_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
     assert strides(shape) == torch.empty(shape).stride()
 
 
-def sample() -> File:
+def sample() -> ExtentFile:
     big = ArrayTensor(np.random.default_rng(0).standard_normal((700, 401), np.float32))
     return torch_file({"big": big, "small": tensor_of("int8", (5,)), "empty": tensor_of("int8", (0,)), "again": big})
 
@@ -192,7 +192,7 @@ def test_opening_reads_next_to_no_data() -> None:
     assert all(0 < t.elements < 4096 for t in tensors.values())  # the beginnings of data, behind their headers
 
 
-def sparse_copy(file: File, path: Path) -> None:
+def sparse_copy(file: ExtentFile, path: Path) -> None:
     """A copy of *file* without the data of its tensors, which must be zeros."""
     with path.open("wb") as out:
         out.truncate(file.size)
