@@ -89,12 +89,12 @@ def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> object:
                 shown,
                 path,
                 mount_options,
-                on_ready=lambda: _announce(source, mountpoint, tree, reason, None),
+                on_ready=lambda: _announce(source, mountpoint, tree, reason, None, in_background=False),
                 **logging,
             )
         else:
             log_file = daemon.mount_in_background(shown, path, mount_options, **logging)
-            _announce(source, mountpoint, tree, reason, log_file)
+            _announce(source, mountpoint, tree, reason, log_file, in_background=True)
         return src, tree
 
 
@@ -164,7 +164,9 @@ def _mount_options(
     )
 
 
-def _announce(source: str, mountpoint: str, tree: Tree, reason: str | None, log_file: str | None) -> None:
+def _announce(
+    source: str, mountpoint: str, tree: Tree, reason: str | None, log_file: str | None, *, in_background: bool
+) -> None:
     """What is where, and how to end it."""
     from ckptfs.vfs.readme import ABOUT
 
@@ -173,7 +175,10 @@ def _announce(source: str, mountpoint: str, tree: Tree, reason: str | None, log_
     if reason:
         click.echo(f"There is no model folder: {printable(reason)}")
     if log_file:
-        click.echo(f"Log: {log_file}")
+        click.echo(f"Log: {printable(log_file)}")
+    elif in_background:
+        click.echo("Log: none, no state folder can be written; --log-file FILE keeps one")
+    if in_background:
         click.echo(f"Unmount with: ckptfs umount {shlex.quote(mountpoint)}")
     else:
         click.echo("Unmount with Ctrl-C")

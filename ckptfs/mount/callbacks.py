@@ -84,7 +84,17 @@ def _answering(method: Callable[..., int]) -> Callable[..., int]:
 
 
 _EXPECTED = frozenset(
-    {errno.ENOENT, errno.ENODATA, errno.ERANGE, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL}
+    {
+        errno.ENOENT,
+        errno.ENAMETOOLONG,
+        errno.ENODATA,
+        errno.ERANGE,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EINVAL,
+    }
 )
 _logged: dict[str, int] = {}
 

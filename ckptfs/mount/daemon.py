@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from ckptfs.mount import fuse
 from ckptfs.mount.fuse import MountOptions
 from ckptfs.mount.mount_table import (
     WAIT_S,
+    Claim,
     Mount,
     detach,
     mount_at,
@@ -47,6 +49,8 @@ LEAVE_S = 1.0
 LOG_LIMIT = 4 << 20
 """A log file larger than this (bytes) starts anew at the next mount."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+MAX_STATE_NAME = 200
+"""Bytes of the mount point in the name of a state file; file systems take 255 for a name."""
 
 _READY = b"ready\n"
 
@@ -63,21 +67,37 @@ def mount_in_foreground(
     """Mount *tree* and serve it until it is unmounted or a signal ends it; the log goes to stderr or *log_file*."""
     _log_to(_open_log(log_file) if log_file else sys.stderr, log_level)
     keep_freed_memory()
-    _serve(tree, mountpoint, options, on_ready)
+    with Claim(mountpoint) as claim:
+
+        def ready() -> None:
+            claim.release()
+            if on_ready is not None:
+                on_ready()
+
+        _serve(tree, mountpoint, options, ready)
 
 
 def mount_in_background(
     tree: Tree, mountpoint: str, options: MountOptions, *, log_file: str | None = None, log_level: str = "info"
-) -> str:
+) -> str | None:
     """Mount *tree* from a daemon; returns the daemon's log file once the mount answers.
 
-    *mountpoint* is absolute and has been checked. The files that *tree* reads from stay open in the daemon. Raises
-    `MountError` (or what the daemon itself raised, by its message and exit code) when it ends before that.
+    *mountpoint* is absolute and has been checked. The files that *tree* reads from stay open in the daemon. Without
+    *log_file* the log lies in the user's state folder; where none can be written there is no log, and None is
+    returned. Raises `MountError` (or what the daemon itself raised, by its message and exit code) when the daemon ends
+    before the mount answers, or when another mount is made on *mountpoint* at the same time.
     """
     fuse.load_binding()  # its errors belong to the terminal
-    path = os.path.abspath(log_file or state_file(mountpoint, ".log"))
+    with Claim(mountpoint) as claim:
+        return _start_daemon(tree, mountpoint, options, claim, log_file, log_level)
+
+
+def _start_daemon(
+    tree: Tree, mountpoint: str, options: MountOptions, claim: Claim, log_file: str | None, log_level: str
+) -> str | None:
     before = os.stat(mountpoint).st_dev
-    with _open_log(path) as log_out:
+    path, log_out = _daemon_log(mountpoint, log_file)
+    with log_out:
         start = log_out.seek(0, os.SEEK_END)
         receive, send = os.pipe()
         sys.stdout.flush()
@@ -85,12 +105,14 @@ def mount_in_background(
         pid = os.fork()
         if pid == 0:
             os.close(receive)
-            _daemon(tree, mountpoint, options, log_out, log_level, os.fdopen(send, "wb", buffering=0))
-    os.close(send)
-    with open(receive, "rb", buffering=0) as reports:
-        message = _wait_for_report(reports, pid)
-    if message != _READY:
-        raise _failure(pid, message, mountpoint, path, start)
+            claim.close()  # the parent holds it until the mount is confirmed
+            report = os.fdopen(send, "wb", buffering=0)
+            _daemon(tree, mountpoint, options, log_out, log_level, report, keeps_log=path is not None)
+        os.close(send)
+        with open(receive, "rb", buffering=0) as reports:
+            message = _wait_for_report(reports, pid)
+        if message != _READY:
+            raise _failure(pid, message, mountpoint, path, log_out, start)
     _confirm(mountpoint, before)
     return path
 
@@ -104,16 +126,22 @@ def unmount_and_wait(mountpoint: str, *, lazy: bool = False) -> None:
         time.sleep(0.01)
 
 
-def state_file(mountpoint: str, suffix: str) -> str:
-    """Where log and process number of a mount are kept: the user's state folder, or /var/log for root without one."""
-    name = re.sub(r"[^\w.-]+", "-", mountpoint.strip("/"))[-200:] or "root"
+def state_file(mountpoint: str, suffix: str) -> str | None:
+    """Where log and process number of a mount are kept: the user's state folder, or /var/log for root without one.
+
+    None where no folder can be written. The name has the end of the mount point's path, and a hash of all of it.
+    """
+    path = os.fsencode(mountpoint)
+    end = path.decode(errors="replace").strip("/").encode()[-MAX_STATE_NAME:].decode(errors="ignore")
+    readable = re.sub(r"[^\w.-]+", "-", end) or "root"
+    name = f"{readable}-{hashlib.sha256(path).hexdigest()[:8]}"
     for folder in _state_folders():
         with contextlib.suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             # Somebody else's folder in /tmp could be a trap.
             if os.access(folder, os.W_OK) and os.stat(folder).st_uid == os.geteuid():
                 return os.path.join(folder, name + suffix)
-    raise MountError("no folder for the log file can be written; give one with --log-file FILE")
+    return None
 
 
 def _state_folders() -> Iterator[str]:
@@ -127,16 +155,32 @@ def _state_folders() -> Iterator[str]:
 
 
 def _daemon(
-    tree: Tree, mountpoint: str, options: MountOptions, out: TextIO, log_level: str, report: BinaryIO
+    tree: Tree,
+    mountpoint: str,
+    options: MountOptions,
+    out: TextIO,
+    log_level: str,
+    report: BinaryIO,
+    *,
+    keeps_log: bool,
 ) -> NoReturn:
-    """The child's whole life. Whatever happens, it ends here and never returns into the parent's code."""
+    """The child's whole life. Whatever happens, it ends here and never returns into the parent's code.
+
+    Without *keeps_log* what it logs goes nowhere once the mount answers.
+    """
     code = MountError.exit_code
+
+    def ready() -> None:
+        _report(report, _READY)
+        if not keeps_log:
+            _log_nowhere()
+
     try:
         os.setsid()
         _detach(out)
         _log_to(sys.stderr, log_level)
         keep_freed_memory()
-        _serve(tree, mountpoint, options, partial(_report, report, _READY))
+        _serve(tree, mountpoint, options, ready)
         log.info("unmounted %s", mountpoint)
         code = 0
     except (CkptfsError, OSError) as exc:
@@ -183,7 +227,7 @@ def _leave(life: _MountLifetime) -> None:
     if life.ended.wait(LEAVE_S):
         return
     log.info("unmounted %s; some files were still open", life.mountpoint)
-    Path(state_file(life.mountpoint, ".pid")).unlink(missing_ok=True)
+    _forget_pid(life.mountpoint)
     logging.shutdown()
     os._exit(0)
 
@@ -234,14 +278,37 @@ def _detach(out: TextIO) -> None:
 
 
 def _log_to(out: TextIO, level: str) -> None:
+    logging.raiseExceptions = False  # a full disk must not fill stderr with tracebacks
     logging.basicConfig(stream=out, level=level.upper(), format=LOG_FORMAT, force=True)
+
+
+def _log_nowhere() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _daemon_log(mountpoint: str, log_file: str | None) -> tuple[str | None, TextIO]:
+    """The daemon's log and its path; one in memory, without a path, where nothing can be written.
+
+    Only a log that was asked for by name is an error when it cannot be written.
+    """
+    if log_file:
+        path = os.path.abspath(log_file)
+        return path, _open_log(path)
+    kept = state_file(mountpoint, ".log")
+    if kept is not None:
+        with contextlib.suppress(MountError):
+            return kept, _open_log(kept)
+    return None, os.fdopen(os.memfd_create("ckptfs-log"), "w+")
 
 
 def _open_log(path: str) -> TextIO:
     """The log file, to append; emptied first when it has grown too large."""
     try:
         too_large = os.path.exists(path) and os.path.getsize(path) > LOG_LIMIT
-        return open(path, "w" if too_large else "a")
+        return open(path, "w+" if too_large else "a+")
     except OSError as exc:
         raise MountError(f"cannot write the log file {path}: {exc.strerror}; give another with --log-file") from exc
 
@@ -266,18 +333,18 @@ def _wait_for_report(reports: BinaryIO, pid: int) -> bytes:
     raise MountError(f"the mount did not answer within {START_S:.0f} s and was given up; -f shows what it does")
 
 
-def _failure(pid: int, message: bytes, mountpoint: str, log_path: str, start: int) -> CkptfsError:
+def _failure(
+    pid: int, message: bytes, mountpoint: str, log_path: str | None, log_out: TextIO, start: int
+) -> CkptfsError:
     """The error of a daemon that ended too soon: its own message, with what libfuse and its helper printed."""
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    with open(log_path, "rb") as f:
-        f.seek(start)
-        lines = f.read(1 << 16).decode(errors="replace").splitlines()
+    lines = os.pread(log_out.fileno(), 1 << 16, start).decode(errors="replace").splitlines()
     printed = "; ".join(line for line in lines if line.startswith(("fuse", "mount")))
     said = message.decode("utf-8", "surrogateescape") or f"{mountpoint}: the daemon ended before the mount answered"
     if printed:
         said = f"{mountpoint}: {printed}; 'ckptfs doctor' checks the machine"
-    error = MountError(f"{said} (log: {log_path})")
+    error = MountError(f"{said} (log: {log_path})" if log_path else said)
     error.exit_code = code if code in (1, 2, 3) and message else MountError.exit_code
     return error
 
@@ -297,19 +364,34 @@ def _confirm(mountpoint: str, before: int) -> None:
 
 @contextlib.contextmanager
 def _pid_file(mountpoint: str) -> Iterator[None]:
-    """While the daemon lives, its process number stands beside its log."""
-    path = Path(state_file(mountpoint, ".pid"))
-    path.write_text(f"{os.getpid()} {_start_time(os.getpid())}\n")
+    """While the daemon lives, its process number stands beside its log, where that can be written."""
+    path = state_file(mountpoint, ".pid")
+    try:
+        if path is not None:
+            Path(path).write_text(f"{os.getpid()} {_start_time(os.getpid())}\n")
+    except OSError as exc:  # a full disk
+        log.warning("%s: cannot be written (%s); umount will not wait for the daemon's end", path, exc.strerror)
+        _forget_pid(mountpoint)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        _forget_pid(mountpoint)
+
+
+def _forget_pid(mountpoint: str) -> None:
+    path = state_file(mountpoint, ".pid")
+    if path is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _daemon_pid(mountpoint: str) -> int | None:
     """Process number of the daemon that serves *mountpoint* for this user, None when there is none."""
+    path = state_file(mountpoint, ".pid")
+    if path is None:
+        return None
     with contextlib.suppress(OSError, ValueError):
-        pid, started = Path(state_file(mountpoint, ".pid")).read_text().split()
+        pid, started = Path(path).read_text().split()
         if _start_time(int(pid)) == started:
             return int(pid)
     return None

@@ -23,6 +23,7 @@ from ckptfs.mount import callbacks, spare_threads
 from ckptfs.mount.open_file import Reader
 from ckptfs.mount.stats import Stats
 from ckptfs.native import library
+from ckptfs.vfs.names import MAX_NAME
 from ckptfs.vfs.tree import Entry, Folder, Leaf, Link, Tree, stable_ino
 
 log = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ class Adapter:
         info = out.contents
         info.f_bsize = info.f_frsize = 4096
         info.f_blocks = -(-self._options.source_nbytes // 4096)
-        info.f_namemax = 255
+        info.f_namemax = MAX_NAME
         return 0
 
     def getxattr(self, path: bytes, name: bytes, out: Any, size: int) -> int:
@@ -295,6 +296,8 @@ class Adapter:
     def _find(self, path: bytes) -> Entry:
         entry = self._tree.lookup(path.decode("utf-8", "surrogateescape"))
         if entry is None:
+            if any(len(name) > MAX_NAME for name in path.split(b"/")):
+                raise OSError(errno.ENAMETOOLONG, "a name is too long")
             raise OSError(errno.ENOENT, "no such entry")
         return entry
 

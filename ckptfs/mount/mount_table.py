@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -83,6 +84,49 @@ def check_mountpoint(mountpoint: str, source: str, *, nonempty: bool = False) ->
     if os.path.isdir(source) and os.path.commonpath([os.path.realpath(source), path]) == os.path.realpath(source):
         raise MountError(f"{mountpoint} lies inside the source {source}; give a directory outside of it")
     return path
+
+
+class Claim:
+    """A mount point, locked against other mounts of ckptfs that are being made on it at the same time.
+
+    The lock lies on the folder that will be covered, so that it needs no file and ends with its process. Entering
+    raises `MountError` where another process holds it, or made its mount meanwhile. File systems without locks have
+    none. Release it when the mount answers: from then on `check_mountpoint` sees the mount.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def __enter__(self) -> Claim:
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise MountError(f"{self._path}: another ckptfs mount is being made there; give another folder") from None
+        except OSError:  # this file system has no locks
+            self.close()
+        there = mount_at(self._path)
+        if there is not None and there.fstype == FSTYPE:
+            self.close()
+            raise MountError(f"{self._path}: another ckptfs mount was made there meanwhile; give another folder")
+        return self
+
+    def release(self) -> None:
+        """Let other processes lock it."""
+        if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.close()
+
+    def close(self) -> None:
+        """Drop this process's share; the lock stays while a process that it was forked from or into has one."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
 
 def is_alive(path: str) -> bool:

@@ -96,7 +96,7 @@ def _mounted(mountpoint: str, command: list[str]) -> Iterator[Mounted]:
         seconds = time.perf_counter() - start
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-        yield Mounted(mountpoint, int(Path(state_file(mountpoint, ".pid")).read_text().split()[0]), seconds)
+        yield Mounted(mountpoint, int(Path(state_file(mountpoint, ".pid") or "").read_text().split()[0]), seconds)
     finally:
         _unmount(mountpoint)
 
