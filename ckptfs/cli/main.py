@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from ckptfs import __version__
-from ckptfs.errors import CkptfsError
+from ckptfs.errors import CkptfsError, MountError
 
 COMMANDS = {
     "mount": "ckptfs.cli.mount",
@@ -38,6 +39,7 @@ COMMANDS = {
 _INTERRUPTED, _NOBODY_READS, _TERMINATED = 130, 141, 143
 """Exit codes of a shell command that SIGINT, SIGPIPE or SIGTERM ended."""
 _NO_COMMAND = 2
+LIMITS = "; the machine or this session allows no more: see 'ulimit -a', and the memory limit of the job or container"
 
 
 @dataclass(slots=True)
@@ -122,10 +124,30 @@ def run(args: Sequence[str] | None = None, settings: Settings | None = None) -> 
         return _INTERRUPTED
     except OSError as exc:
         named = f"{os.fsdecode(exc.filename)}: " if exc.filename is not None else ""
-        return _fail(settings, f"{named}{exc.strerror or exc}", CkptfsError.exit_code)
+        limited = exc.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+        hint, code = (LIMITS, MountError.exit_code) if limited else ("", CkptfsError.exit_code)
+        return _fail(settings, f"{named}{exc.strerror or exc}{hint}", code)
+    except MemoryError:
+        return _fail(settings, f"not enough memory{LIMITS}", MountError.exit_code)
+    except (RuntimeError, ImportError) as exc:
+        limit = _limit_in(str(exc))
+        if limit is None:
+            raise
+        return _fail(settings, f"{limit}{LIMITS}", MountError.exit_code)
     if not line:
         return _NO_COMMAND
     return code if isinstance(code, int) else 0
+
+
+def _limit_in(message: str) -> str | None:
+    """What a library could not get, when *message* says that it was memory or a thread; else None."""
+    if "new thread" in message:
+        return "cannot start a thread"
+    return (
+        "not enough memory to load a library"
+        if "cannot allocate" in message.lower() or "map segment" in message
+        else None
+    )
 
 
 def _survive_odd_names() -> None:

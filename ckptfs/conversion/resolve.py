@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +22,7 @@ from ckptfs.errors import (
     UsageError,
 )
 from ckptfs.formats.cerebras.dataloader import configured_state
+from ckptfs.formats.config_files import read_config_file
 from ckptfs.formats.huggingface import config_in
 from ckptfs.formats.source import Source
 
@@ -170,23 +169,7 @@ def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: M
 
 def read_config(path: PathLike) -> Mapping[str, Any]:
     """A YAML or JSON config file, or the ``config.json`` files in a model's folder, as plain data."""
-    import yaml
-
-    if os.path.isdir(path):
-        return config_in(os.fspath(path))
-
-    try:
-        with builtins.open(path, encoding="utf-8") as file:
-            text = file.read()
-        values = json.loads(text) if os.fspath(path).endswith(".json") else yaml.safe_load(text)
-    except OSError as e:
-        raise UsageError(f"{os.fspath(path)}: cannot read the config: {e.strerror}") from e
-    except (ValueError, yaml.YAMLError) as e:
-        first = str(e).splitlines()[0]
-        raise ConfigError(f"{os.fspath(path)}: the config is not valid YAML or JSON: {first}") from e
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{os.fspath(path)}: the config is not a mapping")
-    return values
+    return config_in(os.fspath(path)) if os.path.isdir(path) else read_config_file(path)
 
 
 def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, Any], cerebras: bool) -> list[Family]:
