@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,18 @@ from ckptfs.mount import fuse
 from ckptfs.mount.mount_table import FSTYPE, find_fusermount, is_alive, mounts
 from ckptfs.native import library
 
-REQUIRED = ("click", "h5py", "hdf5plugin", "lz4", "mfusepy", "ml-dtypes", "numpy", "PyYAML", "rich")
+REQUIRED: dict[str, tuple[str, str | None]] = {
+    "click": ("8.1", None),
+    "h5py": ("3.10", None),
+    "hdf5plugin": ("7.0", None),
+    "lz4": ("4.0", None),
+    "mfusepy": ("3.1", "4"),
+    "ml-dtypes": ("0.4", None),
+    "numpy": ("1.24", None),
+    "PyYAML": ("6.0", None),
+    "rich": ("13.0", None),
+}
+"""Package to the first version that works and the first that may not; as in pyproject.toml."""
 _FUSE_CONF = "/etc/fuse.conf"
 
 
@@ -103,14 +115,33 @@ def _read_ahead() -> Finding:
 
 
 def _packages() -> Finding:
-    missing = []
-    for name in REQUIRED:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-    detail = f"missing: {', '.join(missing)}" if missing else "all there"
-    return Finding("Python packages", not missing, detail, f"pip install {' '.join(missing)}")
+    wrong = {name: said for name, bounds in REQUIRED.items() if (said := _unfit(name, *bounds))}
+    wanted = [f"'{requirement(name)}'" for name in wrong]
+    detail = ", ".join(f"{name} {said}" for name, said in wrong.items()) or f"{len(REQUIRED)} there, versions fit"
+    return Finding("Python packages", not wrong, detail, f"pip install {' '.join(wanted)}")
+
+
+def requirement(name: str) -> str:
+    """*name* with its bounds, as pip takes it."""
+    low, high = REQUIRED[name]
+    return f"{name}>={low}" + (f",<{high}" if high else "")
+
+
+def _unfit(name: str, low: str, high: str | None) -> str | None:
+    """What is wrong with the installed version of a package, None when nothing is."""
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "is missing"
+    if _release(found) < _release(low) or (high and _release(found) >= _release(high)):
+        return f"{found} does not fit {requirement(name).removeprefix(name)}"
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: ``2.10.0rc1`` is (2, 10, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def _loops() -> Finding:

@@ -10,6 +10,7 @@ import pytest
 from ckptfs.mount import doctor, fuse
 from ckptfs.native import library
 from tests.cli.conftest import Result
+from tests.paths import ROOT
 
 Run = Callable[..., Result]
 
@@ -26,16 +27,36 @@ def test_without_libfuse(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_package(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "REQUIRED", ("numpy", "no-such-package"))
+    monkeypatch.setattr(doctor, "REQUIRED", {"numpy": ("1.24", None), "no-such-package": ("1.2", None)})
     found = json.loads(ckptfs("doctor", "--json").out)
     (packages,) = (f for f in found if f["name"] == "Python packages")
     assert packages == {
         "name": "Python packages",
         "ok": False,
-        "detail": "missing: no-such-package",
-        "remedy": "pip install no-such-package",
+        "detail": "no-such-package is missing",
+        "remedy": "pip install 'no-such-package>=1.2'",
         "essential": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("3.9.0", False), ("3.10", True), ("3.10.0rc1", True), ("3.16.0", True), ("4.0", False), ("3", False)],
+)
+def test_versions_of_packages(version: str, fits: bool, ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "REQUIRED", {"h5py": ("3.10", "4")})
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    (packages,) = (f for f in json.loads(ckptfs("doctor", "--json").out) if f["name"] == "Python packages")
+    assert packages["ok"] is fits
+    if not fits:
+        assert packages["detail"] == f"h5py {version} does not fit >=3.10,<4"
+        assert packages["remedy"] == "pip install 'h5py>=3.10,<4'"
+
+
+def test_the_bounds_are_those_of_the_package() -> None:
+    lines = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2].partition("]")[0].splitlines()
+    declared = [line.split('"')[1] for line in lines if '"' in line]
+    assert declared == [doctor.requirement(name) for name in doctor.REQUIRED]
 
 
 def test_without_a_compiler(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None:

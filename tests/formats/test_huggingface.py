@@ -168,3 +168,30 @@ def test_shards_may_be_links_to_a_store(tmp_path: Path) -> None:
     save_file({"a": ONE}, tmp_path / "blobs" / "0123")
     os.symlink("../blobs/0123", tmp_path / "snapshot" / "model.safetensors")
     assert _format(tmp_path / "snapshot") == "safetensors"
+
+
+def test_the_download_cache_of_the_hub(tmp_path: Path) -> None:
+    """``snapshots/<revision>/`` holds links to ``blobs/<hash>``, index and config too."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    save_file({"a": ONE}, blobs / "1f")
+    save_file({"b": TWO}, blobs / "2f")
+    write_index(blobs, {"a": "model-1.safetensors", "b": "model-2.safetensors"}, "3f")
+    (blobs / "4f").write_text('{"model_type": "gpt2"}')
+    names = ("model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json")
+    for number, name in enumerate(names, 1):
+        (snapshot / name).symlink_to(f"../../blobs/{number}f")
+    source = open_folder(snapshot)
+    assert {key: to_bytes(tensor) for key, tensor in source.tensors().items()} == {
+        "a": ONE.tobytes(),
+        "b": TWO.tobytes(),
+    }
+    assert source.config == {"model_type": "gpt2"}
+    source.close()
+
+    (snapshot / "model.safetensors.index.json").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../blobs/1f")
+    source = open_folder(snapshot)
+    assert list(source.items) == ["a"]
+    source.close()
