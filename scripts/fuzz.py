@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Feeds damaged files to every reader and prints a table; see docs/SAFETY.md.
+"""Feeds damaged files to every reader and prints a table; see docs/security.md.
 
 Run it with the Python of the environment that ckptfs is installed in, for example
 .venv/bin/python scripts/fuzz.py --target all --inputs 10000

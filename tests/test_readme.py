@@ -124,7 +124,7 @@ def test_every_model_is_named() -> None:
 
 
 def test_the_example_of_a_family_converts_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs/MAPPINGS.md").read_text()
+    page = (ROOT / "docs/adding-a-model.md").read_text()
     code = re.search(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert code is not None
     found: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def messages() -> list[str]:
 
 
 def test_symptoms_are_what_the_program_says() -> None:
-    text = (ROOT / "docs/TROUBLESHOOTING.md").read_text()
+    text = (ROOT / "docs/troubleshooting.md").read_text()
     headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
     quoted = [quote for heading in headings for quote in re.findall(r"`([^`]+)`", heading)]
     known = messages()

@@ -1,4 +1,4 @@
-"""docs/TOOLS.md, run: its console blocks, in order, in a folder with small real checkpoints."""
+"""docs/tools.md, run: its console blocks, in order, in a folder with small real checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 from tests.paths import FAMILIES
 from tests.test_readme import commands, pattern
 
-PAGE = (ROOT / "docs/TOOLS.md").read_text()
+PAGE = (ROOT / "docs/tools.md").read_text()
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 HEAD = "model.lm_head.weight"
 

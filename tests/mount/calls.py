@@ -1,4 +1,4 @@
-"""What docs/SEMANTICS.md says of each system call, done to a mount of `test_faults.GOLDEN`."""
+"""What docs/semantics.md says of each system call, done to a mount of `test_faults.GOLDEN`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/SEMANTICS.md as data: its tables, and which tests check the rows that test_semantics.py does not."""
+"""docs/semantics.md as data: its tables, and which tests check the rows that test_semantics.py does not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs/SEMANTICS.md").read_text()
+PAGE = (ROOT / "docs/semantics.md").read_text()
 
 
 def table(heading: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""docs/SEMANTICS.md, row by row. Expectations are read from the page; a row that nothing checks fails.
+"""docs/semantics.md, row by row. Expectations are read from the page; a row that nothing checks fails.
 
 A check is a function of one shared mount (a real checkpoint with ``hf/``), or a test of its own here or elsewhere
 (`semantics.ELSEWHERE`).

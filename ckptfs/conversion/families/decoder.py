@@ -17,7 +17,7 @@ OLD_SLOPES = "relative_pe_helper.slopes"
 MAX_POSITIONS = 1 << 24
 """More than any model has; a mask of this size still has a size that file systems can tell."""
 HEAD_SEED = 0
-"""Seed of heads made for headless checkpoints; see docs/SEMANTICS.md."""
+"""Seed of heads made for headless checkpoints; see docs/semantics.md."""
 
 YARN = {
     "beta_fast": 32,
