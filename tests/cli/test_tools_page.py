@@ -15,10 +15,10 @@ import ckptfs as package
 from ckptfs.cli.main import COMMANDS
 from tests.cli.conftest import Result
 from tests.conftest import ROOT
+from tests.documents import blocks, commands, pattern, read
 from tests.paths import FAMILIES
-from tests.test_readme import commands, pattern
 
-PAGE = (ROOT / "docs/tools.md").read_text()
+PAGE = read("docs/tools.md")
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 HEAD = "model.lm_head.weight"
 
@@ -42,9 +42,9 @@ def test_every_command_does_what_it_shows(
         raw.write(bytes(8))
     shutil.copy(ROOT / "tests/data/fix_spec/milestones.mdl", "checkpoint_300.mdl")
     shutil.copytree(ROOT / "tests/data/data_iter/state", "data_iter_state")
-    blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
-    for command, output in (found for block in blocks for found in commands(block)):
+    console = blocks(PAGE, "console")
+    assert len(console) == 4
+    for command, output in (found for _, block in console for found in commands(block)):
         tool, *line = shlex.split(command)
         done = ckptfs(*line)
         assert tool == "ckptfs"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.conftest import ROOT
+from tests.documents import read
 
-PAGE = (ROOT / "docs/semantics.md").read_text()
+PAGE = read("docs/semantics.md")
 
 
 def table(heading: str) -> dict[str, list[str]]:
