@@ -80,7 +80,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "control characters in a name": "test_semantics.test_control_characters_are_escaped",
     },
     "Which bytes equal which": {
-        "renamed, reordered, cut, joined or transposed": "test_goldens.test_recorded_conversion",
+        "renamed, reordered, split, concatenated or transposed": "test_goldens.test_recorded_conversion",
         "scaled (muP)": "test_goldens.test_recorded_conversion",
         "with a constant added (Gemma's norms, 1)": "test_goldens.test_recorded_conversion",
         "a mask, ALiBi's slopes, rotary frequencies": "test_goldens.test_recorded_conversion",

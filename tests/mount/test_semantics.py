@@ -326,7 +326,7 @@ def test_made_heads_are_the_documented_stream() -> None:
     folder = FAMILIES / "gpt2/hf2cs-headless-tied-bf16/hf"
     config = {**json.loads((folder / "config.json").read_text()), "tie_word_embeddings": False}
     head = ckptfs.view(folder, "cs-2.9", model="gpt2-headless", config=config)["lm_head.weight"]
-    text = PAGE[PAGE.index("The samples of a made head") :]
+    text = PAGE[PAGE.index("The samples of a generated head") :]
     found = re.search(r"`(numpy\.random\.Generator.*?)` times\s*`(.*?)`", text, re.DOTALL)
     assert found is not None
     recipe, factor = found.groups()
