@@ -1,1 +1,1 @@
-"""The Python door: open, view, load, save. Thin classes over what the rooms below return."""
+"""The Python interface: open, view, load, save. Thin classes over what the rooms below return."""

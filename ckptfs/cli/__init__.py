@@ -1,1 +1,1 @@
-"""The commands. One module a command, named after it. Parses, prints, sets exit codes; decides nothing."""
+"""The commands. One module per command, named after it. Parses, prints, sets exit codes; decides nothing."""

@@ -1,4 +1,4 @@
-"""The kernel's side: libfuse callbacks, open files, the daemon's life, the mount table, doctor.
+"""The kernel's side: libfuse callbacks, open files, the daemon, the mount table, doctor.
 
 Knows `vfs.Tree` and nothing of checkpoints. The only room that imports the FUSE binding.
 """

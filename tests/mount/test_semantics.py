@@ -20,11 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ckptfs
+from tests import documents
 from tests.conftest import ROOT, Mounter
 from tests.mount.calls import FAILS, WORKS, close_all
 from tests.mount.semantics import ELSEWHERE, PAGE, code, table
@@ -326,11 +328,10 @@ def test_made_heads_are_the_documented_stream() -> None:
     folder = FAMILIES / "gpt2/hf2cs-headless-tied-bf16/hf"
     config = {**json.loads((folder / "config.json").read_text()), "tie_word_embeddings": False}
     head = ckptfs.view(folder, "cs-2.9", model="gpt2-headless", config=config)["lm_head.weight"]
-    text = PAGE[PAGE.index("The samples of a generated head") :]
-    found = re.search(r"`(numpy\.random\.Generator.*?)` times\s*`(.*?)`", text, re.DOTALL)
-    assert found is not None
-    recipe, factor = found.groups()
-    tile = eval(recipe, {"numpy": np, "t": 0}) * eval(factor, {"numpy": np})
+    ((_, recipe),) = documents.blocks(PAGE.partition("The samples of a generated head")[2], "python")
+    names: dict[str, Any] = {"numpy": np, "t": 0}
+    exec(recipe, names)
+    tile = names["samples"]
     assert (head.dtype, len(head.shape)) == ("float32", 2)
     assert np.array_equal(np.asarray(head).reshape(-1), tile[: np.asarray(head).size])
 
