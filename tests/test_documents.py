@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from ckptfs.conversion import ops
+from ckptfs.conversion import rules as rules_module
+from ckptfs.conversion.config import ConfigTable, SideTable
+from ckptfs.conversion.families import decoder
+from ckptfs.conversion.family import Family
 from tests.conftest import ROOT
 from tests.documents import PAGES, blocks, prose, read
 from tests.test_imports import ROOMS
@@ -110,6 +116,32 @@ def test_rooms_stand_in_their_order_with_their_charters() -> None:
     assert [room for room, _ in rows] == ROOMS
     charters = {room: import_module(f"ckptfs.{room}").__doc__ or "" for room, _ in rows[:-1]}
     assert dict(rows[:-1]) == {room: " ".join(text.split()) for room, text in charters.items()}
+
+
+def test_the_reference_of_families_names_what_there_is() -> None:
+    page = read("docs/family-tables.md")
+    rules = page.partition("## Tensor rules")[2].partition("\n## ")[0]
+    called = {name for code in re.findall(r"`([^`]+)`", rules) for name in re.findall(r"\b([A-Za-z_]+)\(", code)}
+    assert called > {"same", "split", "stack"}
+    assert {
+        name for name in called if not any(hasattr(module, name) for module in (decoder, ops, rules_module))
+    } == set()
+    both, side, whole = (
+        first_cells(page, heading) for heading in ("| field | meaning", "| field of a side", "| field of a family")
+    )
+    assert both == names_of(ConfigTable) - {"hf", "cs"}
+    assert side == names_of(SideTable)
+    assert whole < names_of(Family)
+
+
+def first_cells(page: str, heading: str) -> set[str]:
+    """The names in backticks in the first column of the table that begins so."""
+    rows = page.partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+
+
+def names_of(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
 # ---------------------------------------------------------------------------------------------------------- pictures
