@@ -55,9 +55,9 @@ def test_the_readme_is_short() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
         name, _, anchor = target.partition("#")
-        if Path(name).name in NOT_YET:
-            continue
         path = (page.parent / name).resolve() if name else page
+        if path.name in NOT_YET and not path.exists():
+            continue
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
 
