@@ -32,7 +32,7 @@ MAX_COLUMNS = 100
 MAX_README_LINES = 120
 NOT_YET = {"adding-a-format.md"}
 """Pages that are linked before they are written."""
-EXAMPLES = {"families/gpt_neo.py"}
+EXAMPLES = {"families/gpt_neo.py", "ckptfs/formats/NAME.py", "ckptfs/formats/npz.py", "ckptfs/vfs/npz.py"}
 """Files that a page tells the reader to write."""
 PLACES = ("", "ckptfs", "ckptfs/conversion", "scripts")
 """Folders that a file may be named from."""
