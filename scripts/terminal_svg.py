@@ -7,7 +7,6 @@ Run it with the Python of the environment that ckptfs is installed in. The pictu
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
+from unittest import mock
 
 import svg
+
+from ckptfs.mount.daemon import state_file
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/terminal.svg"
@@ -81,10 +83,11 @@ def _shell(folder: Path) -> Callable[[str], list[str]]:
 
 
 def _with_stand_ins(output: str, folder: Path) -> str:
-    """*output* as it is for a mount on `MOUNT_POINT`: the log is named after the mount point, below the user's home."""
-    log = re.escape(f"{folder}/state/ckptfs/") + r"\S+\.log"
-    shown = re.sub(log, "~/.local/state/ckptfs/mnt-c.log", output)
-    return shown.replace(str(folder / "c"), MOUNT_POINT)
+    """*output* as it is for a mount on `MOUNT_POINT`, with its log below the user's home."""
+    with mock.patch.dict(os.environ, XDG_STATE_HOME=str(folder / "state")):
+        real, shown = (state_file(point, ".log") or "" for point in (str(folder / "c"), MOUNT_POINT))
+    output = output.replace(real, f"~/.local/state/ckptfs/{os.path.basename(shown)}")
+    return output.replace(str(folder / "c"), MOUNT_POINT)
 
 
 def draw(shown: list[tuple[str, list[str]]]) -> str:

@@ -120,6 +120,7 @@ WORKS: dict[str, Callable[[Path], None]] = {
 FAILS: dict[str, Callable[[Path], object]] = {
     "`mmap` shared, for writing": lambda m: mmap.mmap(opened(weights_of(m)), 0, mmap.MAP_SHARED, mmap.PROT_WRITE),
     "`stat` of an absent name": lambda m: os.stat(m / "raw/no.such.key"),
+    "`stat` of a name above 255 bytes": lambda m: os.stat(m / ("n" * 256)),
     "`open` of a name below a file": lambda m: opened(m / "README.txt/below"),
     "`read` of a folder": lambda m: os.read(opened(m / "raw"), 10),
     "`readlink` of a file": lambda m: os.readlink(m / "README.txt"),

@@ -66,6 +66,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "`ckptfs umount --lazy`": "test_life.test_a_busy_mount_names_who_uses_it",
         "the daemon is killed": "test_faults.test_a_killed_daemon_ends_all_its_readers",
         "a second `ckptfs mount` there": "test_life.test_mounting_twice_is_refused",
+        "two `ckptfs mount` of one folder at once": "test_state.test_one_of_two_mounts_at_once_wins",
+        "no state folder can be written": "test_state.test_without_a_state_folder",
         "a mount point with something in it": "test_semantics.test_a_mount_point_with_something_in_it",
     },
     "Security": {
