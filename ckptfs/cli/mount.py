@@ -57,10 +57,10 @@ def command(settings: Settings, /, source: str, mountpoint: str, **options: Any)
 
     SOURCE is a file, an index or a folder, MOUNTPOINT an empty directory. Returns when the mount answers.
     """
-    from ckptfs.formats.hdf5.workers import ahead
+    from ckptfs.formats.hdf5.workers import start_early
 
     gc.disable()  # what is imported and made until the mount answers stays as long as the mount
-    with ahead(source):
+    with start_early(source):
         shown = _mount(source, mountpoint, options)
     settings.leave()
     del shown

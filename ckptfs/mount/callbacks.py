@@ -1,6 +1,6 @@
-"""Python methods as libfuse's callbacks: errors become errno values, and the C code answers what it can.
+"""Python methods as libfuse's callbacks: errors become errno values. C answers the reads that it can.
 
-Each callback is a ctypes function, entered from one of libfuse's threads.
+Each callback is a ctypes function that a thread of libfuse enters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
     """libfuse's table of callbacks: the methods of *adapter*, counted by *stats* if there is one.
 
-    What the adapter lacks stays empty: the kernel then does it by itself (locks).
+    Callbacks that the adapter lacks stay empty: the kernel then does their work itself (locks).
     """
     table = binding.fuse_operations()
     callbacks = {}
@@ -33,7 +33,7 @@ def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
         method = getattr(adapter, name, None)
         if method is not None:
             answer = _answering(method)
-            if stats is not None and name not in ("init", "destroy"):  # these answer nobody
+            if stats is not None and name not in ("init", "destroy"):  # these answer no request
                 answer = stats.counted(name, answer)
             callbacks[name] = prototype(answer)
     table.in_python = dict(callbacks)  # the structure alone would not keep those that C calls
@@ -45,20 +45,20 @@ def operations(binding: Any, adapter: object, stats: Stats | None) -> Any:
 
 
 def _reads_in_c(python: Any, library: ctypes.CDLL, binding: Any) -> dict[str, Any]:
-    """Callbacks in C that ask *python* only for what they cannot say: most reads need not wait for Python's lock.
+    """Callbacks in C that call *python* only for reads that C cannot answer: the others do not wait for Python's lock.
 
-    libfuse takes ``read_buf`` where there is one.
+    libfuse prefers ``read_buf`` to ``read``.
     """
-    library.ckptfs_keep_tiles(shared().lend(_TILES_IN_C))
+    library.ckptfs_set_tile_budget(shared().lend(_TILES_IN_C))
     info = binding.fuse_file_info
-    library.ckptfs_serve(ctypes.cast(python, ctypes.c_void_p), info.fh.offset, info.flags.offset)
+    library.ckptfs_set_fallback(ctypes.cast(python, ctypes.c_void_p), info.fh.offset, info.flags.offset)
     prototypes = dict(binding.fuse_operations._fields_)
     in_c = {"read": library.ckptfs_fuse_read, "read_buf": library.ckptfs_fuse_read_buf}
     return {name: prototypes[name](ctypes.cast(answer, ctypes.c_void_p).value) for name, answer in in_c.items()}
 
 
 _TILES_IN_C = 0.25
-"""Part of the cache's budget for tiles of transposed matrices that C keeps."""
+"""Part of the cache's budget that goes to C, for tiles of transposed matrices."""
 
 
 def _answering(method: Callable[..., int]) -> Callable[..., int]:

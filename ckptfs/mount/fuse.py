@@ -148,7 +148,7 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
     if options.allow_other:
         opts.append("allow_other")
     threads = max(1, default_threads() if options.threads is None else options.threads)
-    if is_led(options):
+    if is_single_server(options):
         flags.append("-s")
     elif binding.fuse_version_minor >= 12:
         # Without max_threads libfuse 3.14 complains about its own default; idle threads keep their buffers.
@@ -160,9 +160,9 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
     return [*flags, "-o", ",".join([*opts, *options.extra])]
 
 
-def is_led(options: MountOptions) -> bool:
-    """Whether one thread answers as long as it keeps up, and others help: not when Python counts what is answered."""
-    return options.threads is None and options.stats is None and spare_threads.wanted()
+def is_single_server(options: MountOptions) -> bool:
+    """Whether one thread serves as long as it keeps up, with spare threads: not where Python counts the answers."""
+    return options.threads is None and options.stats is None and spare_threads.are_wanted()
 
 
 class Adapter:
@@ -170,7 +170,7 @@ class Adapter:
 
     def __init__(self, binding: Any, tree: Tree, options: MountOptions, on_start: Callable[[], None] | None) -> None:
         self.started = False
-        self.led = is_led(options)
+        self.single_server = is_single_server(options)
         self._tree = tree
         self._options = options
         self._on_start = on_start
@@ -187,7 +187,7 @@ class Adapter:
         options = self._options
         if options.stats is not None:
             options.stats.begin()
-        if self.led:
+        if self.single_server:
             spare_threads.start(self._binding._libfuse, default_threads() - 1)
         limits, wishes = conn.contents, config.contents
         # max_write sets how many pages a request may have, reads included.
@@ -203,8 +203,8 @@ class Adapter:
         return 0
 
     def destroy(self, data: Any) -> None:
-        if self.led:
-            spare_threads.end()
+        if self.single_server:
+            spare_threads.stop()
 
     def getattr(self, path: bytes, out: Any, fi: Any) -> int:
         self._fill(out, self._find(path))

@@ -1,7 +1,8 @@
-"""Bytes as trees of nodes that ``src/program.c`` reads without Python: the innermost loops of a mount, one level up.
+"""Read programs: trees that say where the bytes of a tensor or file come from; `src/program.c` runs them in C.
 
-A lazy tensor that only moves bytes may have a method ``node()`` that gives the node of its bytes in C order. Nodes are
-made of what the tensor's own Python code reads by, so both give the same; what no node can say stays in Python.
+A lazy tensor that only moves bytes may have a method ``program()`` (`ckptfs.tensors.tensor.Programmed`). Programs use
+the same tables as the tensor's Python code, so both give the same bytes. Reads that programs cannot express fall back
+to Python. Functions that build a program return None where C cannot run it, and take None for a source without one.
 """
 
 from __future__ import annotations
@@ -9,185 +10,216 @@ from __future__ import annotations
 import ctypes
 from array import array
 from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptfs.native import library
-from ckptfs.native.prefetch import step_of
+from ckptfs.native.prefetch import max_request
 
-TEXT, STORED, TILES, PART, ORDER, JOIN, TURN = range(7)
-MAX_TURNED = 4 << 20
+LITERAL, FILE, CHUNKS, SLICE, GATHER_ROWS, CONCAT, TRANSPOSE = range(7)
+MAX_TILE = 4 << 20
 """Largest tile of a transposed matrix, in bytes."""
+MIN_PREFETCHED = 64 << 10
+"""Smaller reads are random and get no prefetch; as in ``src/prefetch.c``."""
+_POINTERS = frozenset({"literal", "starts", "offsets", "states", "order", "source", "sources"})
 
-
-MIN_HINTED = 64 << 10
-"""Smaller reads are those of random readers; as in ``src/prefetch.c``."""
+_Int64s = npt.NDArray[np.int64]
 
 
 class Program(ctypes.Structure):
-    """The twin of ``node`` in ``src/program.c``, which says what the fields mean. *kept* is what they point to."""
+    """The twin of ``program`` in ``src/program.h``, which says what the fields mean."""
 
-    _fields_ = (
-        ("kind", c_int64),
-        ("fd", c_int64),
-        ("text", c_void_p),
-        ("starts", c_void_p),
-        ("offsets", c_void_p),
-        ("states", c_void_p),
-        ("order", c_void_p),
-        ("part", c_void_p),
-        ("parts", c_void_p),
-        ("shift", c_int64),
-        ("n", c_int64),
-        ("high", c_int64),
-        ("wide", c_int64),
-        ("cols", c_int64),
-        ("nbytes", c_int64),
-        ("step", c_int64),
-        ("name", c_int64),
+    _fields_ = tuple(
+        (name, c_void_p if name in _POINTERS else c_int64)
+        for name in (
+            *("kind", "fd", "literal", "starts", "offsets", "states", "order", "source", "sources", "offset"),
+            *("n_sources", "grid_rows", "grid_cols", "chunk_rows", "chunk_row_nbytes", "chunk_nbytes", "row_nbytes"),
+            *("block_rows", "n_rows", "tile_rows", "itemsize", "source_row_nbytes", "serial", "prefetch_nbytes"),
+        )
     )
     kept: Any
+    """Owns the memory that the pointers point to."""
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self)
 
 
-def text(data: bytes) -> Program:
-    """Literal bytes."""
-    letters = np.frombuffer(data, np.uint8)
-    return _node(TEXT, letters, text=letters.ctypes.data)
+@dataclass(frozen=True, slots=True)
+class ChunkGrid:
+    """A matrix in chunks, as C reads it."""
+
+    starts: _Int64s
+    """Where the elements of each chunk begin in the file."""
+    offsets: _Int64s
+    """Where each chunk begins, -1 for one that was never written."""
+    states: bytearray
+    """State of each chunk; written to when a chunk's header is read."""
+    columns: int
+    """Chunks side by side."""
+    chunk_rows: int
+    chunk_row_nbytes: int
+    row_nbytes: int
+    """Bytes of the matrix's row."""
 
 
-def stored(fd: int, offset: int) -> Program:
-    """Bytes of a file from *offset* on."""
-    return _node(STORED, None, fd=fd, shift=offset, step=step_of(fd))
+def literal(data: bytes) -> Program:
+    """These bytes."""
+    values = np.frombuffer(data, np.uint8)
+    return _program(LITERAL, values, literal=values.ctypes.data)
 
 
-def tiles(
-    fd: int,
-    starts: npt.NDArray[np.int64],
-    offsets: npt.NDArray[np.int64],
-    states: bytearray,
-    grid: tuple[int, int],
-    cols: int,
-    count: int,
-    serial: int,
-) -> Program | None:
-    """A matrix in plain chunks, *count* in a row of chunks.
+def file_bytes(fd: int, offset: int) -> Program:
+    """The bytes of a file from *offset* on."""
+    return _program(FILE, None, fd=fd, offset=offset, prefetch_nbytes=max_request(fd))
 
-    *starts*: where each chunk's elements begin; *offsets*: where it begins; *states*: what is known of it, written to
-    when a chunk is looked at; *grid*: rows of a chunk and bytes of its row; *cols*: bytes of the matrix's row;
-    *serial* names it among all. None where rows of chunks are too large for the scratch memory in C.
+
+def chunks(fd: int, grid: ChunkGrid, serial: int) -> Program | None:
+    """A matrix in uncompressed chunks. *serial* identifies it in this process.
+
+    None where a chunk's row is too large for the scratch memory in C.
     """
-    high, wide = grid
-    if wide > library.SCRATCH:
+    if grid.chunk_row_nbytes > library.SCRATCH:
         return None
-    seen = np.frombuffer(states, np.uint8)
-    arrays = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(offsets, np.int64), seen
-    places = dict(zip(("starts", "offsets", "states"), (a.ctypes.data for a in arrays), strict=True))
-    sizes = {"n": count, "shift": len(starts) // count, "high": high, "wide": wide, "cols": cols, "nbytes": high * wide}
-    return _node(TILES, arrays, fd=fd, step=step_of(fd), name=serial, **sizes, **places)
+    starts, offsets = np.ascontiguousarray(grid.starts, np.int64), np.ascontiguousarray(grid.offsets, np.int64)
+    states = np.frombuffer(grid.states, np.uint8)
+    return _program(
+        CHUNKS,
+        (starts, offsets, states),
+        fd=fd,
+        starts=starts.ctypes.data,
+        offsets=offsets.ctypes.data,
+        states=states.ctypes.data,
+        grid_rows=len(starts) // grid.columns,
+        grid_cols=grid.columns,
+        chunk_rows=grid.chunk_rows,
+        chunk_row_nbytes=grid.chunk_row_nbytes,
+        chunk_nbytes=grid.chunk_rows * grid.chunk_row_nbytes,
+        row_nbytes=grid.row_nbytes,
+        serial=serial,
+        prefetch_nbytes=max_request(fd),
+    )
 
 
-def part(of: Program | None, shift: int) -> Program | None:
-    """The bytes of *of* from *shift* on."""
-    return None if of is None else _node(PART, of, part=of.address, shift=shift)
+def slice_of(source: Program | None, offset: int) -> Program | None:
+    """The bytes of *source* from *offset* on."""
+    return None if source is None else _program(SLICE, source, source=source.address, offset=offset)
 
 
-def ordered(
-    of: Program | None, order: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], cols: int
-) -> Program | None:
-    """Rows of *cols* bytes: row i is row ``order[i]`` of *of*.
+def gather_rows(source: Program | None, order: _Int64s, block_starts: _Int64s, row_nbytes: int) -> Program | None:
+    """Rows of *row_nbytes*: row i is row ``order[i]`` of *source*.
 
-    Rows move in blocks of one size: block b comes from as many neighbouring rows, from row ``starts[b]`` on.
+    Rows move in blocks of one size: block b comes from as many neighbouring rows, from row ``block_starts[b]`` on.
     """
-    if of is None:
+    if source is None:
         return None
-    arrays = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(starts, np.int64)
-    places = dict(zip(("order", "offsets"), (a.ctypes.data for a in arrays), strict=True))
-    return _node(ORDER, (of, arrays), part=of.address, n=len(order) // len(starts), cols=cols, **places)
+    order, starts = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(block_starts, np.int64)
+    return _program(
+        GATHER_ROWS,
+        (source, order, starts),
+        source=source.address,
+        order=order.ctypes.data,
+        offsets=starts.ctypes.data,
+        block_rows=len(order) // len(starts),
+        row_nbytes=row_nbytes,
+    )
 
 
-def turned(of: Program | None, shape: tuple[int, int], size: int, high: int, serial: int) -> Program | None:
-    """The transpose of the matrix *of*, whose *shape* is that of the transpose, with elements of *size* bytes.
+def transpose(
+    source: Program | None, shape: tuple[int, int], itemsize: int, tile_rows: int, serial: int
+) -> Program | None:
+    """The transpose of the matrix *source*; *shape* is that of the transpose.
 
-    It is made in tiles of *high* rows; *serial* names the tensor among all. None for matrices that C cannot transpose.
+    It is made in tiles of *tile_rows* whole rows. *serial* identifies the tensor in this process. None for matrices
+    that C cannot transpose.
     """
     rows, cols = shape
-    if of is None or of.kind not in (TILES, JOIN) or not 0 < high * cols * size <= MAX_TURNED or not rows:
+    if source is None or source.kind not in (CHUNKS, CONCAT) or not rows:
         return None
-    sizes = {"n": rows, "high": high, "cols": cols * size, "wide": size, "nbytes": rows * size}
-    return _node(TURN, of, part=of.address, shift=serial, **sizes)
-
-
-def joined(nodes: list[Program | None], starts: tuple[int, ...]) -> Program | None:
-    """Nodes end to end; *starts* has the position of each and the end. None when one of them is."""
-    if None in nodes:
+    if not 0 < tile_rows * cols * itemsize <= MAX_TILE:
         return None
-    join = Join(starts)
-    for i, node in enumerate(nodes):
-        assert node is not None
-        join.give(i, node)
-    return join.node
+    return _program(
+        TRANSPOSE,
+        source,
+        source=source.address,
+        n_rows=rows,
+        tile_rows=tile_rows,
+        itemsize=itemsize,
+        row_nbytes=cols * itemsize,
+        source_row_nbytes=rows * itemsize,
+        serial=serial,
+    )
 
 
-class Join:
-    """Parts end to end that may be given one by one, while other threads read."""
+def concat(sources: list[Program | None], starts: tuple[int, ...]) -> Program | None:
+    """Sources end to end; *starts* has the position of each, and the end."""
+    if None in sources:
+        return None
+    joined = Concat(starts)
+    for i, source in enumerate(sources):
+        assert source is not None
+        joined.set_source(i, source)
+    return joined.program
+
+
+class Concat:
+    """Sources end to end that are set one by one, while other threads read."""
 
     def __init__(self, starts: tuple[int, ...]) -> None:
-        places, parts = array("q", starts), array("q", bytes(8 * (len(starts) - 1)))
-        self._kept: list[Any] = [places, parts]
-        # the address of an array without elements is none
-        where = {"starts": places.buffer_info()[0], "parts": parts.buffer_info()[0]}
-        self.node = _node(JOIN, self._kept, n=len(starts) - 1, **where)
+        positions, sources = array("q", starts), array("q", bytes(8 * (len(starts) - 1)))
+        self._kept: list[Any] = [positions, sources]
+        # an array without elements has no address
+        addresses = {"starts": positions.buffer_info()[0], "sources": sources.buffer_info()[0]}
+        self.program = _program(CONCAT, self._kept, n_sources=len(starts) - 1, **addresses)
 
-    def give(self, i: int, node: Program) -> None:
-        """Let C read part *i* from *node*."""
+    def set_source(self, i: int, source: Program) -> None:
+        """Let C read part *i* from *source*."""
         assert library.LIBRARY is not None
-        self._kept.append(node)
-        library.LIBRARY.ckptfs_give_part(self.node.address, i, node.address)
+        self._kept.append(source)
+        library.LIBRARY.ckptfs_set_source(self.program.address, i, source.address)
 
     def read(self, start: int, out: memoryview) -> int:
-        """How many bytes from *start* on are in *out* now: all, or those before a part that is left to Python."""
+        """How many bytes from *start* on are in *out* now: all, or those before a part that Python reads."""
         assert library.LIBRARY is not None
-        line = np.frombuffer(out, np.uint8)
-        done: int = library.LIBRARY.ckptfs_read(self.node.address, start, len(out), line.ctypes.data)
+        target = np.frombuffer(out, np.uint8)
+        done: int = library.LIBRARY.ckptfs_read(self.program.address, start, len(out), target.ctypes.data)
         return done
 
 
-def expect(node: Program) -> None:
-    """Somebody is going to read *node* from its first byte on: the kernel hears of that if the source is far away."""
+def prefetch_start(source: Program) -> None:
+    """Prefetch the beginning of *source*, which is going to be read, if recent reads had to wait."""
     assert library.LIBRARY is not None
-    library.LIBRARY.ckptfs_expect(node.address, 0)
+    library.LIBRARY.ckptfs_prefetch_start(source.address, 0)
 
 
-class hinted:  # noqa: N801 - reads as a function: ``with hinted(...):``
-    """While the block runs, some of the chunks of *node* are read: the kernel hears of them and of those behind.
+class prefetching:  # noqa: N801 - reads as a function: ``with prefetching(...):``
+    """While the block runs, some of the chunks of *source* are read: the kernel prefetches them and those behind them.
 
-    *rows*: (start, nbytes) in bytes, row after row; or *columns*: (first, count) of columns of chunks. Needs `native`.
+    *rows*: (start, nbytes) in bytes, row after row; or *columns*: (first, count) of columns of chunks. Needs C.
     """
 
-    __slots__ = ("_ask", "_node", "_waits", "_where")
+    __slots__ = ("_prefetch", "_range", "_source", "_waits")
 
     def __init__(
-        self, node: Program, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] = (0, 0)
+        self, source: Program, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] = (0, 0)
     ) -> None:
-        assert library.LIBRARY is not None
-        self._ask = library.LIBRARY.ckptfs_ahead_columns if rows is None else library.LIBRARY.ckptfs_ahead_rows
-        self._node, self._where, self._waits = node, rows or columns, 0
+        c = library.LIBRARY
+        assert c is not None
+        self._prefetch = c.ckptfs_prefetch_columns if rows is None else c.ckptfs_prefetch_rows
+        self._source, self._range, self._waits = source, rows or columns, 0
 
     def __enter__(self) -> None:
-        self._waits = self._ask(self._node.address, *self._where)
+        self._waits = self._prefetch(self._source.address, *self._range)
 
     def __exit__(self, *exc: object) -> None:
         assert library.LIBRARY is not None
-        library.LIBRARY.ckptfs_waited(self._waits)
+        library.LIBRARY.ckptfs_prefetch_done(self._waits)
 
 
-def _node(kind: int, kept: Any, **fields: Any) -> Program:
-    node = Program(kind=kind, **fields)
-    node.kept = kept
-    return node
+def _program(kind: int, kept: Any, **fields: Any) -> Program:
+    made = Program(kind=kind, **fields)
+    made.kept = kept
+    return made

@@ -21,9 +21,9 @@ _Array = npt.NDArray[Any]
 class TileCache:
     """Decoded tiles (numpy arrays), least recently used out first, at most *budget* bytes in all.
 
-    Holds what is dear to make again: decompressed HDF5 chunks, transposed tiles. The unit is one array under one
-    hashable key; an entry leaves when the budget is short. Tiles are made outside the lock; two threads that want the
-    same tile make it once: the second waits. A tile larger than the budget is made, returned and not kept.
+    Holds what is expensive to make again: decompressed HDF5 chunks, transposed tiles. The unit is one array under one
+    hashable key; an entry leaves when the budget is short. Tiles are made outside the lock; of two threads that need
+    the same tile the second waits for the first. A tile larger than the budget is made, returned and not kept.
     """
 
     def __init__(self, budget: int = DEFAULT_CACHE_BYTES) -> None:
@@ -33,7 +33,7 @@ class TileCache:
         self.misses = 0
         self.evictions = 0
         self.seconds = 0.0
-        """Spent in making tiles; a tile made of other tiles counts their time, too."""
+        """Time spent in making tiles; a tile made of other tiles includes their time."""
         self._tiles: OrderedDict[Hashable, _Array] = OrderedDict()
         self._used: dict[Hashable, float] = {}
         self._making: dict[Hashable, threading.Event] = {}
@@ -41,10 +41,10 @@ class TileCache:
         self._lent = 0
 
     def get(self, key: Hashable, make: Callable[[], _Array], share: float = 0.0) -> _Array:
-        """The tile under *key*, made by *make* when it is not there. The caller must not write to it.
+        """The tile under *key*, made by *make* when it is not kept. The caller must not write to it.
 
         *share* is the part of the tile that the caller is going to use. A tile whose parts have all been used leaves:
-        a sequential reader never comes back, and its memory, still in the processor's cache, serves the next tile.
+        a sequential reader does not come back, and its memory, still in the processor's cache, serves the next tile.
         """
         while True:
             with self._lock:
@@ -71,11 +71,11 @@ class TileCache:
             event.set()
 
     def holds(self, key: Hashable) -> bool:
-        """Whether that tile is there, or being made, at this moment."""
+        """Whether that tile is kept or being made at this moment."""
         return key in self._tiles or key in self._making
 
     def forget_threads(self) -> None:
-        """Begin anew, in a child process that has none of the threads which use this cache."""
+        """Empty the cache in a child process, where the threads that used it do not exist."""
         self._lock = threading.Lock()
         self._making = {}
         self._tiles.clear()
@@ -83,7 +83,7 @@ class TileCache:
         self.nbytes = 0
 
     def lend(self, share: float) -> int:
-        """Leave that part of the budget to another cache; how many bytes that are. What was lent before comes back."""
+        """Give that part of the budget to another cache, after taking back the part lent before; its bytes."""
         whole = self.budget + self._lent
         self._lent = int(whole * share)
         self.budget = whole - self._lent

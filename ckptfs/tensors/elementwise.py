@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ckptfs.native import library
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DType
-from ckptfs.tensors.tensor import Elements, Shape, Tensor
+from ckptfs.tensors.tensor import Elements, FromSource, Shape, Tensor
 
 Step = tuple[Literal["multiply", "divide", "add", "nan_to"], float]
 
@@ -25,29 +25,21 @@ _PIECE = 1 << 16  # elements: the float32 intermediates stay in the second-level
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Elementwise:
+class Elementwise(FromSource):
     """*steps* applied to each element of *source*, which is of a float type; ``nan_to`` replaces NaN."""
 
     source: Tensor
     steps: tuple[Step, ...]
 
     @property
-    def dtype(self) -> DType:
-        return self.source.dtype
-
-    @property
     def shape(self) -> Shape:
         return self.source.shape
 
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.source.preferred_block
-
     def read_block(self, row: int, col: int, out: Elements) -> None:
-        high = max(1, _PIECE // max(1, out.shape[1]))
-        for top in range(0, out.shape[0], high):
+        rows = max(1, _PIECE // max(1, out.shape[1]))
+        for top in range(0, out.shape[0], rows):
             for left in range(0, out.shape[1], _PIECE):
-                self._read_piece(row + top, col + left, out[top : top + high, left : left + _PIECE])
+                self._read_piece(row + top, col + left, out[top : top + rows, left : left + _PIECE])
 
     def _read_piece(self, row: int, col: int, out: Elements) -> None:
         with borrow(out.size * self.dtype.itemsize) as buffer:

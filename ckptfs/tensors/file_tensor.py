@@ -1,6 +1,6 @@
-"""Tensors whose elements lie in a file as they are.
+"""Tensors whose elements are stored in a file as they are.
 
-No memory maps: a file that shrinks while it is mounted must give an error, not SIGBUS.
+Files are not memory-mapped: a file that shrinks while it is mounted must give an error, not SIGBUS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ckptfs.tensors.tensor import Elements, Shape, n_cols
 
 PIECE = 4 << 20
 """Bytes of scratch memory that one read uses at most (about)."""
-GAP = 16 << 10
+MAX_GAP = 16 << 10
 """Bytes that are cheaper to read and throw away than another system call."""
 
 
@@ -44,7 +44,7 @@ def c_strides(shape: Sequence[int]) -> Shape:
 
 
 def in_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements lie one after the other. Strides of axes of length 1 mean nothing."""
+    """Whether the elements are contiguous in C order. Strides of axes of length 1 mean nothing."""
     return 0 in shape or all(
         n == 1 or have == want for n, have, want in zip(shape, strides, c_strides(shape), strict=True)
     )
@@ -52,9 +52,9 @@ def in_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor whose elements lie in a file as they are: a `source.Tensor`.
+    """A tensor whose elements are stored in a file as they are.
 
-    The maker has checked that every element lies inside the file; a file that shrank since gives `CorruptChunk`.
+    Whoever makes it checks that every element lies inside the file; a file that shrank since gives `CorruptChunk`.
     """
 
     dtype: DType
@@ -71,7 +71,7 @@ class FileTensor:
     @property
     def preferred_block(self) -> tuple[int, int]:
         """One row by 16 KiB of columns; a column-major matrix the other way round."""
-        n = GAP // self.dtype.itemsize
+        n = MAX_GAP // self.dtype.itemsize
         if self.strides is not None and _column_major(self):
             return max(1, min(self.shape[0], n)), 1
         return 1, max(1, min(n_cols(self.shape), n))
@@ -92,9 +92,8 @@ class FileTensor:
         else:
             _gather(self, row, col, out)
 
-    def node(self) -> Program | None:
-        """As `nodes` says: of a tensor in C order."""
-        return program.stored(self.fd, self.offset) if self.strides is None else None
+    def program(self) -> Program | None:
+        return program.file_bytes(self.fd, self.offset) if self.strides is None else None
 
 
 def _column_major(tensor: FileTensor) -> bool:
@@ -108,16 +107,16 @@ def _read_lines(tensor: FileTensor, start: int, pitch: int, out: Elements) -> No
     nbytes = width * size
     if (n == 1 or pitch == nbytes) and out.flags.c_contiguous:
         _fill(tensor, start, out)
-    elif pitch - nbytes > GAP or nbytes > PIECE:
+    elif pitch - nbytes > MAX_GAP or nbytes > PIECE:
         for i in range(n):
             _read_line(tensor, start + i * pitch, out[i])
     else:
         step = max(1, PIECE // pitch) if pitch else n
         for i in range(0, n, step):
             part = out[i : i + step]
-            span = scratch("raw", (len(part) - 1) * pitch + nbytes)
-            _fill(tensor, start + i * pitch, span)
-            part[...] = np.ndarray(part.shape, part.dtype, span, strides=(pitch, size))
+            buffer = scratch("raw", (len(part) - 1) * pitch + nbytes)
+            _fill(tensor, start + i * pitch, buffer)
+            part[...] = np.ndarray(part.shape, part.dtype, buffer, strides=(pitch, size))
 
 
 def _read_line(tensor: FileTensor, start: int, line: npt.NDArray[Any]) -> None:
@@ -129,13 +128,13 @@ def _read_line(tensor: FileTensor, start: int, line: npt.NDArray[Any]) -> None:
     step = PIECE // size
     for i in range(0, len(line), step):
         part = line[i : i + step]
-        span = scratch("raw", len(part) * size)
-        _fill(tensor, start + i * size, span)
-        part[...] = span.view(part.dtype)
+        buffer = scratch("raw", len(part) * size)
+        _fill(tensor, start + i * size, buffer)
+        part[...] = buffer.view(part.dtype)
 
 
 def _gather(tensor: FileTensor, row: int, col: int, out: Elements) -> None:
-    """Any strides: read the span that the block touches, or halve the block until that span is small."""
+    """Any strides: read the range that the block touches, or halve the block until that range is small."""
     assert tensor.strides is not None
     n, width = out.shape
     size = tensor.dtype.itemsize
@@ -143,15 +142,15 @@ def _gather(tensor: FileTensor, row: int, col: int, out: Elements) -> None:
         _gather(tensor, row, col, out[:, : width // 2])
         _gather(tensor, row, col + width // 2, out[:, width // 2 :])
         return
-    places = _inner_places(tensor, col, width)
-    low, high = int(places.min()), int(places.max())
+    offsets = _column_offsets(tensor, col, width)
+    low, high = int(offsets.min()), int(offsets.max())
     down = (n - 1) * tensor.strides[0]
     if (down + high - low + 1) * size <= PIECE or n * width == 1:
-        span = scratch("raw", (down + high - low + 1) * size)
-        _fill(tensor, tensor.offset + (row * tensor.strides[0] + low) * size, span)
-        words = span.view(tensor.dtype.storage_dtype)
+        buffer = scratch("raw", (down + high - low + 1) * size)
+        _fill(tensor, tensor.offset + (row * tensor.strides[0] + low) * size, buffer)
+        elements = buffer.view(tensor.dtype.storage_dtype)
         for i in range(n):
-            out[i] = words[places - low + i * tensor.strides[0]]
+            out[i] = elements[offsets - low + i * tensor.strides[0]]
     elif width == 1 or (n > 1 and down > high - low):
         _gather(tensor, row, col, out[: n // 2])
         _gather(tensor, row + n // 2, col, out[n // 2 :])
@@ -160,15 +159,15 @@ def _gather(tensor: FileTensor, row: int, col: int, out: Elements) -> None:
         _gather(tensor, row, col + width // 2, out[:, width // 2 :])
 
 
-def _inner_places(tensor: FileTensor, col: int, width: int) -> npt.NDArray[np.int64]:
-    """Where columns ``[col, col + width)`` lie in a row: elements after the row's first."""
+def _column_offsets(tensor: FileTensor, col: int, width: int) -> npt.NDArray[np.int64]:
+    """Where columns ``[col, col + width)`` are stored: elements after the row's first."""
     assert tensor.strides is not None
     left = np.arange(col, col + width)
-    places = np.zeros(width, np.int64)
+    offsets = np.zeros(width, np.int64)
     for n, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.strides[1:]), strict=True):
         left, index = np.divmod(left, n)
-        places += index * stride
-    return places
+        offsets += index * stride
+    return offsets
 
 
 def _fill(tensor: FileTensor, offset: int, out: npt.NDArray[Any]) -> None:

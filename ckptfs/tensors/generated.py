@@ -32,9 +32,9 @@ class Generated:
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         cols = n_cols(self.shape)
-        high = max(1, _PIECE // cols) if out.shape[1] == cols else 1
-        for top in range(0, out.shape[0], high):
-            part = out[top : top + high]
+        rows = max(1, _PIECE // cols) if out.shape[1] == cols else 1
+        for top in range(0, out.shape[0], rows):
+            part = out[top : top + rows]
             start = (row + top) * cols + col
             for left in range(0, part.shape[1], _PIECE):
                 n = part.shape[0] * min(_PIECE, part.shape[1] - left)
@@ -102,7 +102,7 @@ def seeded_uniform(shape: Shape, bound: float, seed: int) -> Tensor:
 
 
 def _seeded(shape: Shape, seed: int, tile: Callable[[np.random.Generator], npt.NDArray[np.float32]]) -> Tensor:
-    """float32 samples that *tile* draws, `_PIECE` at once, each time from a stream of their own."""
+    """float32 samples that *tile* draws, `_PIECE` at a time, each time from a new stream."""
 
     def fill(start: int, stop: int) -> npt.NDArray[Any]:
         first = start // _PIECE

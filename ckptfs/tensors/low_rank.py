@@ -20,7 +20,7 @@ from ckptfs.errors import ShapeError
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.elementwise import FLOATS
-from ckptfs.tensors.tensor import Elements, Shape, Tensor
+from ckptfs.tensors.tensor import Elements, FromSource, Shape, Tensor
 
 _PIECE = 1 << 15
 """Elements made at once: with their products in float64 they stay in a second-level cache."""
@@ -35,7 +35,7 @@ _Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LowRank:
+class LowRank(FromSource):
     """*source* + (*b* @ *a*) * *scale*; with *swapped*, + its transpose.
 
     *source* (out, in), *b* (out, r), *a* (r, in); swapped: *source* (in, out). *b* and *a* are of one dtype.
@@ -48,23 +48,15 @@ class LowRank:
     swapped: bool = False
 
     @property
-    def dtype(self) -> DType:
-        return self.source.dtype
-
-    @property
     def shape(self) -> Shape:
         return self.source.shape
 
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.source.preferred_block
-
     def read_block(self, row: int, col: int, out: Elements) -> None:
-        wide = max(1, min(_WIDTH, out.shape[1]))
-        high = _PIECE // wide
-        for top in range(0, out.shape[0], high):
-            for left in range(0, out.shape[1], wide):
-                self._read_piece(row + top, col + left, out[top : top + high, left : left + wide])
+        cols = max(1, min(_WIDTH, out.shape[1]))
+        rows = _PIECE // cols
+        for top in range(0, out.shape[0], rows):
+            for left in range(0, out.shape[1], cols):
+                self._read_piece(row + top, col + left, out[top : top + rows, left : left + cols])
 
     def _read_piece(self, row: int, col: int, out: Elements) -> None:
         kind = self.a.dtype
@@ -95,19 +87,19 @@ class LowRank:
         return self.b.shape[0] >= _FUSED[0] and self.a.shape[1] >= _FUSED[1]
 
     def _factors(self, row: int, col: int, shape: tuple[int, ...]) -> Iterator[tuple[_Array, _Array]]:
-        """What the block is the product of, (n_rows, k) and (k, n_cols), some ranks at a time."""
-        high, wide = shape
+        """The factors of the block, (n_rows, k) and (k, n_cols), some ranks at a time."""
+        rows, cols = shape
         rank = self.a.shape[0]
         for k in range(0, rank, _DEPTH):
             n = min(_DEPTH, rank - k)
             if self.swapped:
-                yield _block(self.a, k, row, n, high).T, _block(self.b, col, k, wide, n).T
+                yield _block(self.a, k, row, n, rows).T, _block(self.b, col, k, cols, n).T
             else:
-                yield _block(self.b, row, k, high, n), _block(self.a, k, col, n, wide)
+                yield _block(self.b, row, k, rows, n), _block(self.a, k, col, n, cols)
 
 
 def low_rank(key: str, source: Tensor, b: Tensor, a: Tensor, scale: float, *, swapped: bool = False) -> Tensor:
-    """*source*, which is called *key*, with the update added. Raises `ShapeError` where the three do not fit."""
+    """*source*, stored under *key*, with the update added. Raises `ShapeError` where the three do not fit."""
     want = source.shape[::-1] if swapped else source.shape
     if any(len(t.shape) != 2 for t in (source, a, b)) or (b.shape[0], a.shape[1]) != want or b.shape[1] != a.shape[0]:
         raise ShapeError(key, source.shape, f"its low-rank factors are {a.shape} and {b.shape}")
@@ -118,8 +110,8 @@ def low_rank(key: str, source: Tensor, b: Tensor, a: Tensor, scale: float, *, sw
     return LowRank(source, b, a, scale, swapped)
 
 
-def _block(tensor: Tensor, row: int, col: int, high: int, wide: int) -> _Array:
-    out = np.empty((high, wide), tensor.dtype.storage_dtype)
+def _block(tensor: Tensor, row: int, col: int, rows: int, cols: int) -> _Array:
+    out = np.empty((rows, cols), tensor.dtype.storage_dtype)
     tensor.read_block(row, col, out)
     return out.view(tensor.dtype.numpy)
 

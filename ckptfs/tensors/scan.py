@@ -1,6 +1,6 @@
-"""What the elements of a tensor are worth: pieces of bounded size, counts of NaN and infinity.
+"""All elements of a tensor in ranges of bounded size, and counts of NaN and infinity.
 
-NaN and infinity are told by the words, without widening an element: those with all bits of the exponent set.
+NaN and infinity are found in the stored bits, without arithmetic: all bits of the exponent are set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.ranges import read_elements
 from ckptfs.tensors.tensor import Tensor, n_elements
 
-PIECE = 1 << 20
+RANGE = 1 << 20
 """Elements that are evaluated at once."""
 _INFINITY = {
     "float16": 0x7C00,
@@ -24,12 +24,12 @@ _INFINITY = {
     "float64": 0x7FF0_0000_0000_0000,
     "float8_e5m2": 0x7C,
 }
-"""The word of infinity; NaN are above it."""
+"""The bits of infinity; those of NaN are greater."""
 _PARTS = {"complex64": ("float32", "<u4"), "complex128": ("float64", "<u8")}
 
 
-def pieces(tensor: Tensor, size: int = PIECE) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """(index of the first element, words) of runs of at most *size* elements, in C order."""
+def element_ranges(tensor: Tensor, size: int = RANGE) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """(index of the first element, elements as words) of ranges of at most *size* elements, in C order."""
     n = n_elements(tensor.shape)
     for start in range(0, n, size):
         words = np.empty(min(size, n - start), tensor.dtype.storage_dtype)

@@ -1,14 +1,15 @@
-"""Lazy tensors made from other lazy tensors: a closed set of node types that only move elements.
+"""Lazy tensors made from other lazy tensors: a closed set of nodes that only move elements.
 
-Each node is a `ckptfs.tensors.tensor.Tensor`: it knows dtype and shape at once and writes any block straight into
-the caller's buffer, asking its sources for just the blocks it needs. Nodes compare by identity, so tensors that
-share a node are tied. Arithmetic is in `elementwise`, generated data in `made`.
+Each node knows its dtype and shape at once. It writes any block straight into the caller's buffer and asks its sources
+for just the blocks it needs. Nodes compare by identity, so tensors that share a node are tied. Transposes are in
+`transpose`, arithmetic in `elementwise`, generated data in `generated`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,8 +21,8 @@ from ckptfs.native import program
 from ckptfs.native.program import Program
 from ckptfs.native.scratch import borrow
 from ckptfs.tensors.dtypes import DType
-from ckptfs.tensors.ranges import node_of, read_elements, read_transposed
-from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_cols, n_elements, n_rows
+from ckptfs.tensors.ranges import program_of, read_elements, read_transposed
+from ckptfs.tensors.tensor import Elements, FromSource, Shape, Tensor, n_cols, n_elements, n_rows
 
 Order: TypeAlias = npt.NDArray[np.int64]
 
@@ -30,25 +31,21 @@ SCRATCH = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PermutedRows:
+class PermutedRows(FromSource):
     """Row i is row ``order[i]`` of *source*.
 
-    *block* says how far rows travel: each run of *block* output rows (aligned) is filled from a run of as many
-    neighbouring source rows, in another order (a head of a rotary projection, a part of a packed one).
+    *block* says how far rows travel: each *block* output rows (aligned) come from as many neighbouring source rows, in
+    another order (a head of a rotary projection, a part of a packed one).
     """
 
     source: Tensor
     order: Order
     block: int
-    _starts: Order = field(init=False, repr=False)
+    _block_starts: Order = field(init=False, repr=False)
     """First source row of each block."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_starts", self.order.reshape(-1, self.block).min(axis=1))
-
-    @property
-    def dtype(self) -> DType:
-        return self.source.dtype
+        object.__setattr__(self, "_block_starts", self.order.reshape(-1, self.block).min(axis=1))
 
     @property
     def shape(self) -> Shape:
@@ -58,30 +55,31 @@ class PermutedRows:
     def preferred_block(self) -> tuple[int, int]:
         return max(self.block, self.source.preferred_block[0]), self.source.preferred_block[1]
 
-    def node(self) -> Program | None:
-        cols = n_cols(self.shape) * self.dtype.itemsize
-        return (
-            program.ordered(node_of(self.source), self.order, self._starts, cols) if cols and len(self.order) else None
-        )
+    def program(self) -> Program | None:
+        row_nbytes = n_cols(self.shape) * self.dtype.itemsize
+        if not row_nbytes or not len(self.order):
+            return None
+        return program.gather_rows(program_of(self.source), self.order, self._block_starts, row_nbytes)
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         stop = row + out.shape[0]
-        most = max(1, SCRATCH // max(1, out.shape[1] * self.dtype.itemsize))
-        at = row
-        while at < stop:
-            end = min(stop, self._run_end(at, most))
-            self._read_run(at, end, col, out[at - row : end - row])
-            at = end
+        max_rows = max(1, SCRATCH // max(1, out.shape[1] * self.dtype.itemsize))
+        start = row
+        while start < stop:
+            end = min(stop, self._contiguous_end(start, max_rows))
+            self._read_blocks(start, end, col, out[start - row : end - row])
+            start = end
 
-    def _run_end(self, row: int, most: int) -> int:
-        """End of the rows from *row* on whose blocks also neighbour each other in the source, about *most* rows."""
+    def _contiguous_end(self, row: int, max_rows: int) -> int:
+        """End of the rows from *row* on whose blocks are neighbours in the source, too; about *max_rows* of them."""
         first = row // self.block
-        last = min(len(self._starts), first + max(1, most // self.block))
-        steps = np.diff(self._starts[first:last])
+        last = min(len(self._block_starts), first + max(1, max_rows // self.block))
+        steps = np.diff(self._block_starts[first:last])
         broken = np.flatnonzero(steps != self.block)
         return (first + (int(broken[0]) + 1 if len(broken) else last - first)) * self.block
 
-    def _read_run(self, start: int, stop: int, col: int, out: Elements) -> None:
+    def _read_blocks(self, start: int, stop: int, col: int, out: Elements) -> None:
+        """Rows ``[start, stop)``, whose blocks are neighbours in the source."""
         order = self.order[start:stop]
         low, high = int(order.min()), int(order.max()) + 1
         if high - low == stop - start and (order[0] == low and (np.diff(order) == 1).all()):
@@ -118,7 +116,7 @@ def _is_range(order: Order, step: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SlicedRows:
+class SlicedRows(FromSource):
     """Rows [start, stop) of *source*."""
 
     source: Tensor
@@ -126,30 +124,22 @@ class SlicedRows:
     stop: int
 
     @property
-    def dtype(self) -> DType:
-        return self.source.dtype
-
-    @property
     def shape(self) -> Shape:
         return (self.stop - self.start, *self.source.shape[1:])
-
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.source.preferred_block
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         self.source.read_block(self.start + row, col, out)
 
-    def read_span(self, start: int, out: Elements) -> None:
+    def read_range(self, start: int, out: Elements) -> None:
         read_elements(self.source, self.start * n_cols(self.source.shape) + start, out)
 
     def read_transposed(self, row: int, col: int, out: Elements) -> bool:
         read_transposed(self.source, self.start + row, col, out)
         return True
 
-    def node(self) -> Program | None:
-        row = n_cols(self.shape) * self.dtype.itemsize
-        return program.part(node_of(self.source), self.start * row)
+    def program(self) -> Program | None:
+        row_nbytes = n_cols(self.shape) * self.dtype.itemsize
+        return program.slice_of(program_of(self.source), self.start * row_nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,8 +150,7 @@ class ConcatRows:
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        sizes = (n_rows(s.shape) for s in self.sources)
-        object.__setattr__(self, "_starts", tuple(itertools.accumulate(sizes, initial=0)))
+        object.__setattr__(self, "_starts", _starts_of(n_rows(source.shape) for source in self.sources))
 
     @property
     def dtype(self) -> DType:
@@ -176,48 +165,32 @@ class ConcatRows:
         return self.sources[0].preferred_block
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
-        stop = row + out.shape[0]
-        for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
-            first, last = max(row, start), min(stop, end)
-            if first < last:
-                source.read_block(first - start, col, out[first - row : last - row])
+        for source, start, part in _parts(self.sources, self._starts, row, out.shape[0]):
+            source.read_block(start, col, out[part])
 
-    def read_span(self, start: int, out: Elements) -> None:
+    def read_range(self, start: int, out: Elements) -> None:
         cols = n_cols(self.shape)
-        for source, top, bottom in zip(self.sources, self._starts, self._starts[1:], strict=False):
-            first, last = max(start, top * cols), min(start + len(out), bottom * cols)
-            if first < last:
-                read_elements(source, first - top * cols, out[first - start : last - start])
+        for source, first, part in _parts(self.sources, self._starts, start, len(out), cols):
+            read_elements(source, first, out[part])
 
     def read_transposed(self, row: int, col: int, out: Elements) -> bool:
-        stop = row + out.shape[1]
-        for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
-            first, last = max(row, start), min(stop, end)
-            if first < last:
-                read_transposed(source, first - start, col, out[:, first - row : last - row])
+        for source, start, part in _parts(self.sources, self._starts, row, out.shape[1]):
+            read_transposed(source, start, col, out[:, part])
         return True
 
-    def node(self) -> Program | None:
-        row = n_cols(self.shape) * self.dtype.itemsize
-        starts = tuple(start * row for start in self._starts)
-        return program.joined([node_of(source) for source in self.sources], starts)
+    def program(self) -> Program | None:
+        row_nbytes = n_cols(self.shape) * self.dtype.itemsize
+        starts = tuple(start * row_nbytes for start in self._starts)
+        return program.concat([program_of(source) for source in self.sources], starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SlicedColumns:
+class SlicedColumns(FromSource):
     """Columns [start, stop) of the block view of *source*, seen as *shape* (whose first axis is the source's)."""
 
     source: Tensor
     start: int
     shape: Shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.source.dtype
-
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.source.preferred_block
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         self.source.read_block(row, self.start + col, out)
@@ -235,8 +208,7 @@ class ConcatColumns:
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        sizes = (n_cols(s.shape) for s in self.sources)
-        object.__setattr__(self, "_starts", tuple(itertools.accumulate(sizes, initial=0)))
+        object.__setattr__(self, "_starts", _starts_of(n_cols(source.shape) for source in self.sources))
 
     @property
     def dtype(self) -> DType:
@@ -247,15 +219,30 @@ class ConcatColumns:
         return self.sources[0].preferred_block
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
-        stop = col + out.shape[1]
-        for source, start, end in zip(self.sources, self._starts, self._starts[1:], strict=False):
-            first, last = max(col, start), min(stop, end)
-            if first < last:
-                source.read_block(row, first - start, out[:, first - col : last - col])
+        for source, start, part in _parts(self.sources, self._starts, col, out.shape[1]):
+            source.read_block(row, start, out[:, part])
+
+
+def _starts_of(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Where each of the sources begins, and the end."""
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def _parts(
+    sources: tuple[Tensor, ...], starts: tuple[int, ...], begin: int, n: int, scale: int = 1
+) -> Iterator[tuple[Tensor, int, slice]]:
+    """(source, position inside it, part of the output) of each source of ``[begin, begin + n)``.
+
+    Positions are those of *starts* times *scale*.
+    """
+    for source, start, stop in zip(sources, starts, starts[1:], strict=False):
+        first, last = max(begin, start * scale), min(begin + n, stop * scale)
+        if first < last:
+            yield source, first - start * scale, slice(first - begin, last - begin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reshaped:
+class Reshaped(FromSource):
     """The same elements in C order under another shape of the same number of elements."""
 
     source: Tensor
@@ -266,10 +253,6 @@ class Reshaped:
             raise ShapeError("reshape", self.source.shape, f"it cannot be seen as {self.shape}")
 
     @property
-    def dtype(self) -> DType:
-        return self.source.dtype
-
-    @property
     def preferred_block(self) -> tuple[int, int]:
         return (1, 1)
 
@@ -277,18 +260,18 @@ class Reshaped:
         if n_cols(self.shape) == n_cols(self.source.shape):
             self.source.read_block(row, col, out)
             return
-        for i in range(out.shape[0]):  # each row is one run of elements
+        for i in range(out.shape[0]):  # each row is one range of elements
             read_elements(self.source, (row + i) * n_cols(self.shape) + col, out[i])
 
-    def read_span(self, start: int, out: Elements) -> None:
+    def read_range(self, start: int, out: Elements) -> None:
         read_elements(self.source, start, out)
 
-    def node(self) -> Program | None:
-        return node_of(self.source)
+    def program(self) -> Program | None:
+        return program_of(self.source)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PermutedAxes:
+class PermutedAxes(FromSource):
     """The axes after the first, permuted: ``source.transpose(0, *axes)`` seen as *shape*.
 
     *inner* are the source's axes after the first, *axes* their new order (counted from 1), as in
@@ -299,10 +282,6 @@ class PermutedAxes:
     inner: Shape
     axes: tuple[int, ...]
     shape: Shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.source.dtype
 
     @property
     def preferred_block(self) -> tuple[int, int]:
@@ -321,10 +300,10 @@ class PermutedAxes:
 
 
 def closed_block(order: Order) -> int:
-    """The *block* that suits *order* (see `PermutedRows`): the smallest whose blocks neighbour each other in long runs.
+    """The smallest *block* that suits *order* (see `PermutedRows`): neighbouring blocks stay neighbours for long.
 
     Rows that keep their neighbours need no block (1); a head's interleaved rows need the head; ``len(order)`` always
-    holds. A run shorter than 8 rows on average would cost more in calls than a wider block costs in copying.
+    suits. Fewer than 8 rows at a time on average would cost more in calls than a larger block costs in copying.
     """
     n = len(order)
     for block in (b for b in range(1, n) if n % b == 0):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ckptfs.errors import CkptfsError
 from ckptfs.formats.source import Item
-from ckptfs.tensors.scan import count_nan_inf, pieces
+from ckptfs.tensors.scan import count_nan_inf, element_ranges
 from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
 
 Items = Mapping[str, Item]
@@ -186,7 +186,7 @@ def _value_difference(
     key: str, a: Tensor, b: Tensor, how: How, progress: Callable[[int], object] | None
 ) -> Iterator[Difference]:
     tally = _Tally()
-    for (start, words), (_, others) in zip(pieces(a), pieces(b), strict=True):
+    for (start, words), (_, others) in zip(element_ranges(a), element_ranges(b), strict=True):
         _compare_piece(tally, start, (a, words), (b, others), how)
         if progress is not None:
             progress(words.nbytes)

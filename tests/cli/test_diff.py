@@ -141,7 +141,7 @@ def test_values_across_element_types() -> None:
 
 def test_differences_in_any_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are read piece by piece; the first difference and the counts are those of the whole."""
-    monkeypatch.setattr(scan.pieces, "__defaults__", (7,))
+    monkeypatch.setattr(scan.element_ranges, "__defaults__", (7,))
     a, b = np.arange(30.0).reshape(5, 6), np.arange(30.0).reshape(5, 6)
     b[1, 4], b[4, 5] = -10, 0
     read: list[int] = []

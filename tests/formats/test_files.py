@@ -66,7 +66,7 @@ def test_any_block_of_any_view(path: Path, view: Any, data: st.DataObject, piece
     file = open_file(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_tensor, "PIECE", piece)
-        patch.setattr(file_tensor, "GAP", gap)
+        patch.setattr(file_tensor, "MAX_GAP", gap)
         tensor_of(path, file.fd, shape, None if in_c_order(shape, strides) else strides, at).read_block(row, col, out)
     os.close(file.fd)
     assert np.array_equal(out, whole[row : row + n, col : col + width])

@@ -97,7 +97,7 @@ def mount() -> Iterator[Mount]:
     mount = Mount()
     yield mount
     # later tables must not call into this one
-    library.LIBRARY and library.LIBRARY.ckptfs_serve(None, 0, 0)
+    library.LIBRARY and library.LIBRARY.ckptfs_set_fallback(None, 0, 0)
 
 
 def test_python_is_asked_for_the_first_read_of_a_part_only(mount: Mount) -> None:

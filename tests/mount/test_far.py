@@ -1,4 +1,4 @@
-"""Sources on a network: what is going to be read is asked for ahead and at once, and the bytes are the same."""
+"""Sources on a network: what is going to be read is prefetched in parallel, and the bytes are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckptfs.formats.hdf5.chunked import ChunkedTensor
 from ckptfs.formats.hdf5.index import read_index
 from ckptfs.mount.open_file import Reader
 from ckptfs.native import library, prefetch
-from ckptfs.native.prefetch import USUAL_STEP, hint, step_of
+from ckptfs.native.prefetch import DEFAULT_READ_AHEAD, max_request
 from ckptfs.tensors.ranges import to_bytes
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.tensors.transpose import Transposed
@@ -33,10 +33,10 @@ in_c = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C
 READ_AHEAD = 1 << 20
 STEP = 256 << 10
 MATRIX = h5.noise((12288, 1024), "<i2")
-"""24 MiB; rows of chunks have half a MiB, columns of chunks one and a half."""
+"""24 MiB; grid rows have half a MiB, columns of chunks one and a half."""
 CHUNK = (256, 64)
 SWAPPED = np.r_[256:512, 0:256, 512:3072]
-PACKED = h5.smooth((3000, 1024), "<i2")
+COMPRESSED = h5.smooth((3000, 1024), "<i2")
 N_SMALL = 500
 
 Far = Callable[..., tuple[Path, Path]]
@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("near")
     with h5py.File(path / "matrices.h5", "w") as file:
         file.create_dataset("stored", data=MATRIX, chunks=CHUNK, **hdf5plugin.LZ4())
-        file.create_dataset("packed", data=PACKED, chunks=CHUNK, **hdf5plugin.LZ4())
-        file.create_dataset("plain", data=MATRIX)
+        file.create_dataset("compressed", data=COMPRESSED, chunks=CHUNK, **hdf5plugin.LZ4())
+        file.create_dataset("contiguous", data=MATRIX)
         file.create_dataset("next", data=MATRIX[:3072], chunks=CHUNK, **hdf5plugin.LZ4())
     with h5py.File(path / "small.h5", "w") as file:
         for i in range(N_SMALL):
@@ -64,7 +64,7 @@ def away(folder: Path, mounter: Mounter) -> Far:
         log = mounter.folder / "log"
         done = mounter.run("-m", "tests.mount.far", folder, mounter.mountpoint(), log, read_ahead)
         assert done.returncode == 0, done.stderr
-        prefetch._step.cache_clear()  # a mount gets the device number of the last one
+        prefetch._read_ahead.cache_clear()  # a mount gets the device number of the last one
         return mounter.mountpoint() / name, log
 
     return mount
@@ -93,7 +93,7 @@ def asked_between(log: Path, start: int, stop: int) -> int:
 
 
 def soon(holds: Callable[[], bool]) -> bool:
-    """The kernel goes on with a hint while readers do."""
+    """The kernel goes on with a prefetch while readers do."""
     end = time.monotonic() + 10
     while not holds():
         if time.monotonic() > end:
@@ -125,7 +125,7 @@ def test_a_source_that_takes_large_requests_is_asked_for_several_of_them_ahead(f
     assert library.LIBRARY is not None
     path, log = away("matrices.h5", 4 << 20)
     with tensors_of(path) as found:
-        library.LIBRARY.ckptfs_waited(0)  # as often as this thread ever did: what it reads is taken for far away
+        library.LIBRARY.ckptfs_prefetch_done(0)  # counts all waits of this thread: the source is taken for far away
         assert read(found["stored"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
     eleven_mib, twenty_mib = offset_of(folder, 22 * 256, 0), offset_of(folder, 40 * 256, 0)
     assert soon(lambda: asked_between(log, eleven_mib, twenty_mib) > (twenty_mib - eleven_mib) * 3 // 4)
@@ -137,10 +137,10 @@ def test_rows_that_lie_one_after_the_other_are_asked_for_further_ahead_than_the_
 ) -> None:
     path, log = away("matrices.h5")
     with h5py.File(folder / "matrices.h5") as file:
-        start = file["plain"].id.get_offset()
+        start = file["contiguous"].id.get_offset()
     with tensors_of(path) as found:
         find_out(found["stored"])
-        assert read(found["plain"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
+        assert read(found["contiguous"], 0, 4 * STEP) == MATRIX.tobytes()[: 4 * STEP]
     far_ahead = start + 4 * STEP + 2 * READ_AHEAD
     assert soon(lambda: asked_between(log, far_ahead, far_ahead + (4 << 20)) > 2 << 20)
     assert asked_between(log, far_ahead + (8 << 20), start + MATRIX.nbytes - (1 << 20)) == 0
@@ -189,22 +189,22 @@ def test_a_reader_that_jumps_gets_no_more_than_it_wants(folder: Path, away: Far)
 def test_columns_of_chunks_are_asked_for_before_a_transpose_wants_them(folder: Path, away: Far) -> None:
     path, log = away("matrices.h5")
     with tensors_of(path) as found:
-        turned = Transposed(found["stored"])
-        first = read(turned, 0, 64 * 12288 * 2)  # one column of chunks
+        transposed = Transposed(found["stored"])
+        first = read(transposed, 0, 64 * 12288 * 2)  # one column of chunks
         assert first == MATRIX.T[:64].tobytes()
     asked = [(r.offset, r.offset + r.nbytes) for r in far.requests(log)]
     behind = [offset_of(folder, row, 64) for row in range(0, 12288, 256)]
     assert sum(any(a <= place + 30_000 < b for a, b in asked) for place in behind) > len(behind) // 2
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("name", ["stored", "packed", "plain"])
-def test_any_bytes_are_the_same(away: Far, name: str, turned: bool) -> None:
-    array = PACKED if name == "packed" else MATRIX
-    content = (array.T if turned else array).tobytes()
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["stored", "compressed", "contiguous"])
+def test_any_bytes_are_the_same(away: Far, name: str, transposed: bool) -> None:
+    array = COMPRESSED if name == "compressed" else MATRIX
+    content = (array.T if transposed else array).tobytes()
     path, _ = away("matrices.h5")
     with tensors_of(path) as found, ThreadPoolExecutor(3) as pool:
-        file = file_of([Transposed(found[name]) if turned else found[name]])
+        file = file_of([Transposed(found[name]) if transposed else found[name]])
         reader = file if library.LIBRARY is None else Reader(file)
 
         def is_same(span: tuple[int, int]) -> bool:
@@ -220,7 +220,7 @@ def test_any_bytes_are_the_same(away: Far, name: str, turned: bool) -> None:
 def test_whole_tensors_are_the_same(away: Far) -> None:
     path, _ = away("matrices.h5")
     with tensors_of(path) as found:
-        assert to_bytes(found["packed"]) == PACKED.tobytes()
+        assert to_bytes(found["compressed"]) == COMPRESSED.tobytes()
         assert to_bytes(found["stored"]) == MATRIX.tobytes()
 
 
@@ -240,23 +240,23 @@ def test_the_nodes_of_a_chunk_table_are_asked_for_at_once(folder: Path, away: Fa
     assert far.at_once(far.requests(log)[opened:]) > 5
 
 
-def test_hints_are_as_large_as_the_kernel_takes_them(away: Far) -> None:
+def test_prefetch_requests_are_as_large_as_the_kernel_takes_them(away: Far) -> None:
     path, _ = away("matrices.h5")
     with open(path, "rb") as file:  # only root may set the read-ahead of a mount
-        assert step_of(file.fileno()) == (READ_AHEAD if os.geteuid() == 0 else USUAL_STEP)
+        assert max_request(file.fileno()) == (READ_AHEAD if os.geteuid() == 0 else DEFAULT_READ_AHEAD)
     read_end, write_end = os.pipe()  # on no device
     try:
-        assert step_of(read_end) == USUAL_STEP
+        assert max_request(read_end) == DEFAULT_READ_AHEAD
     finally:
         os.close(read_end)
         os.close(write_end)
 
 
 @pytest.mark.parametrize("place", [-1, 1 << 62, 1 << 63, 1 << 70])
-def test_hints_about_nonsense_do_nothing(tmp_path: Path, place: int) -> None:
+def test_prefetching_nonsense_does_nothing(tmp_path: Path, place: int) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with open(tmp_path / "file", "rb") as file:
-        hint(file.fileno(), [0, place, 0], 4096)
+        prefetch.prefetch(file.fileno(), [0, place, 0], 4096)
         assert file.read() == b"x"
         closed = file.fileno()
-    hint(closed, [0], 4096)
+    prefetch.prefetch(closed, [0], 4096)

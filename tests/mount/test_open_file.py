@@ -41,7 +41,7 @@ EVEN = {
 }
 """Whole chunks: those at the edges of others have zeros at their ends, which LZ4 makes smaller."""
 IN_C = {*EVEN, "one_chunk", "unfiltered", "contiguous"}
-"""Datasets all of whose bytes C can say."""
+"""Datasets all of whose bytes C reads."""
 ROPE = rope_pairs(8, 16, 16)
 SHUFFLED = np.random.default_rng(3).permutation(160)
 
@@ -92,11 +92,11 @@ def read(file: ExtentFile, start: int, length: int) -> bytes:
 
 
 def read_in_c(file: ExtentFile) -> bool:
-    """Whether C says all of it once the nodes are there."""
+    """Whether C reads all of it once the programs are there."""
     opened, out = Reader(file), bytearray(file.size)
-    for start in range(0, file.size, open_file.LARGE):
-        opened.read_into(start, memoryview(out)[start : start + open_file.LARGE])
-    return opened._join.read(0, memoryview(out)) == file.size
+    for start in range(0, file.size, open_file.MAX_REQUEST):
+        opened.read_into(start, memoryview(out)[start : start + open_file.MAX_REQUEST])
+    return opened._concat.read(0, memoryview(out)) == file.size
 
 
 @pytest.mark.parametrize("name", [*h5.CASES, *EVEN, "holes"])
@@ -149,25 +149,25 @@ def test_requests_of_the_kernel(stored: dict[str, Tensor]) -> None:
             assert out[:n] == whole[start : start + step]
 
 
-def test_more_bodies_than_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_file, "MAX_NODES", 3)
+def test_more_bodies_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_file, "MAX_PROGRAMS", 3)
     file = file_of([bytes([i]) * 5 for i in range(50)])
     assert read(file, 0, 250) == b"".join(bytes([i]) * 5 for i in range(50))
 
 
 def test_requests_that_are_shared_among_threads(monkeypatch: pytest.MonkeyPatch, stored: dict[str, Tensor]) -> None:
-    monkeypatch.setattr(open_file, "LARGE", 100)
+    monkeypatch.setattr(open_file, "MAX_REQUEST", 100)
     file = file_of([stored["large"]])
     assert read(file, 5, 10**6) == to_bytes(stored["large"])[5 : 5 + 10**6]
 
 
-def test_tensors_without_nodes() -> None:
+def test_tensors_without_programs() -> None:
     tensor = tensor_of("float32", (30, 7))
     assert read(file_of([b"x", tensor]), 0, 1000) == b"x" + to_bytes(tensor)
 
 
 def test_readers_side_by_side(stored: dict[str, Tensor]) -> None:
-    """Many threads begin with the same file at once: nodes come while others read."""
+    """Many threads begin with the same file at once: programs come while others read."""
     bodies = [body for tensor in moved(stored).values() for body in (b"between", tensor)]
     whole = b"".join(body if isinstance(body, bytes) else to_bytes(body) for body in bodies)
     for _ in range(20):
@@ -187,89 +187,91 @@ def test_readers_side_by_side(stored: dict[str, Tensor]) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """Which bodies got a node, by id, and in what thread; small tensors are got ready ahead, too."""
+def programmed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Which bodies got a program, by id, and in what thread; small tensors are prepared, too."""
     found: list[tuple[int, str]] = []
-    node_of = open_file._node_of
+    program_of = open_file._program_of
 
     def noted(body: Body) -> Program | None:
         found.append((id(body), threading.current_thread().name))
-        return node_of(body)
+        return program_of(body)
 
-    monkeypatch.setattr(open_file, "_node_of", noted)
-    monkeypatch.setattr(open_file, "MIN_AHEAD", 1000)
+    monkeypatch.setattr(open_file, "_program_of", noted)
+    monkeypatch.setattr(open_file, "MIN_PREPARED", 1000)
     return found
 
 
-def test_what_comes_next_is_got_ready_ahead(stored: dict[str, Tensor], made: list[tuple[int, str]]) -> None:
+def test_the_next_bodies_are_prepared(stored: dict[str, Tensor], programmed: list[tuple[int, str]]) -> None:
     bodies = [b"head", stored["even"], b"x", stored["large"], SlicedRows(stored["even_words"], 3, 200)]
     file = file_of(bodies)
     opened = Reader(file)
     opened.read_into(0, memoryview(bytearray(4)))
-    wait(opened._ahead.values(), 60)
-    assert [body for body, thread in made if "ahead" in thread] == [id(bodies[i]) for i in (1, 3, 4)]
+    wait(opened._prepared.values(), 60)
+    assert [body for body, thread in programmed if "prepare" in thread] == [id(bodies[i]) for i in (1, 3, 4)]
     out = bytearray(file.size)
-    for start in range(0, file.size, open_file.LARGE):
-        opened.read_into(start, memoryview(out)[start : start + open_file.LARGE])
+    for start in range(0, file.size, open_file.MAX_REQUEST):
+        opened.read_into(start, memoryview(out)[start : start + open_file.MAX_REQUEST])
     assert out == b"".join(body if isinstance(body, bytes) else to_bytes(body) for body in bodies)
-    assert sorted(body for body, _ in made) == sorted(map(id, bodies)), "each once"
-    assert opened._join.read(0, memoryview(out)) == file.size
+    assert sorted(body for body, _ in programmed) == sorted(map(id, bodies)), "each once"
+    assert opened._concat.read(0, memoryview(out)) == file.size
 
 
-def test_no_more_is_got_ready_than_is_near(
-    stored: dict[str, Tensor], made: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+def test_only_near_bodies_are_prepared(
+    stored: dict[str, Tensor], programmed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_file, "LEAD", 0)
+    monkeypatch.setattr(open_file, "PREPARED_NBYTES", 0)
     file = file_of([stored["large"], stored["even"], stored["even_words"]])
     opened = Reader(file)
     for n, start in enumerate([0, *file.starts[1:2]], 1):
         opened.read_into(start, memoryview(bytearray(10)))
-        wait(opened._ahead.values(), 60)
-        ahead = [body for body, thread in made if "ahead" in thread]
-        assert ahead == [id(body) for body in file.bodies[1 : n + 1]]
+        wait(opened._prepared.values(), 60)
+        prepared = [body for body, thread in programmed if "prepare" in thread]
+        assert prepared == [id(body) for body in file.bodies[1 : n + 1]]
 
 
-def test_a_reader_that_jumps_has_nothing_got_ready(stored: dict[str, Tensor], made: list[tuple[int, str]]) -> None:
+def test_nothing_is_prepared_for_a_reader_that_jumps(
+    stored: dict[str, Tensor], programmed: list[tuple[int, str]]
+) -> None:
     file = file_of([b"head", stored["even"], stored["large"], stored["even_words"]])
     opened = Reader(file)
     for start in (file.starts[2] + 4096, file.starts[1] + 1, file.starts[3] + 100):
         opened.read_into(start, memoryview(bytearray(4096)))
-    assert not opened._ahead
-    assert len(made) == 3
+    assert not opened._prepared
+    assert len(programmed) == 3
 
 
-def test_what_is_being_got_ready_is_waited_for(
-    stored: dict[str, Tensor], made: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+def test_a_reader_waits_for_what_is_being_prepared(
+    stored: dict[str, Tensor], programmed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on, node_of = threading.Event(), threading.Event(), open_file._node_of
+    started, go_on, program_of = threading.Event(), threading.Event(), open_file._program_of
 
     def held(body: Body) -> Program | None:
-        if "ahead" in threading.current_thread().name:
-            begun.set()
+        if "prepare" in threading.current_thread().name:
+            started.set()
             assert go_on.wait(60)
-        return node_of(body)
+        return program_of(body)
 
-    monkeypatch.setattr(open_file, "_node_of", held)
+    monkeypatch.setattr(open_file, "_program_of", held)
     file = file_of([b"head", stored["even"]])
     opened, out = Reader(file), bytearray(nbytes(stored["even"]))
     opened.read_into(0, memoryview(bytearray(4)))
-    assert begun.wait(60)
+    assert started.wait(60)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(opened.read_into, 4, memoryview(out))
         assert not wait([done], 0.2).done
         go_on.set()
         assert done.result(60) == len(out)
     assert out == to_bytes(stored["even"])
-    assert [body for body, _ in made].count(id(stored["even"])) == 1
+    assert [body for body, _ in programmed].count(id(stored["even"])) == 1
 
 
-def test_what_cannot_be_got_ready_says_so_when_it_is_read(written: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_prepared_fails_when_it_is_read(written: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(written, tmp_path))
     with tensors_of(path) as stored:
         opened = Reader(file_of([b"head", stored["large"]]))
         os.truncate(path, 3000)
         assert opened.read_into(0, memoryview(bytearray(4))) == 4
-        wait(opened._ahead.values(), 60)
+        wait(opened._prepared.values(), 60)
         with pytest.raises(CorruptChunk, match="large"):
             opened.read_into(4, memoryview(bytearray(100)))
 
@@ -278,16 +280,16 @@ def test_a_damaged_part_costs_only_that_part(written: Path, tmp_path: Path) -> N
     """One chunk's header says that it is encoded, which it is not."""
     path = Path(shutil.copy(written, tmp_path))
     with h5py.File(path) as file:
-        rows = file["plain"][...]
-        chunk = file["plain"].id.get_chunk_info_by_coord((32, 16))
+        rows = file["uncompressed"][...]
+        chunk = file["uncompressed"].id.get_chunk_info_by_coord((32, 16))
     with open(path, "r+b") as out:
         out.seek(chunk.byte_offset)
         out.write(b"\xff" * 8)
     with tensors_of(path) as stored:
-        opened = Reader(file_of([stored["plain"], stored["plain_words"]]))
+        opened = Reader(file_of([stored["uncompressed"], stored["uncompressed_words"]]))
         first, row = 32 * rows.shape[1] * 4, rows.shape[1] * 4
         assert opened.read_into(0, memoryview(bytearray(first))) == first
-        with pytest.raises(CorruptChunk, match="plain"):
+        with pytest.raises(CorruptChunk, match="uncompressed"):
             opened.read_into(first, memoryview(bytearray(row)))
         beside = bytearray(60)
         assert opened.read_into(first, memoryview(beside)) == 60

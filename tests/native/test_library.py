@@ -23,7 +23,7 @@ SIZES = st.integers(1, 150)
 def test_they_were_compiled_where_a_compiler_works(tmp_path: Path) -> None:
     if library.LIBRARY is None:
         compiler = shutil.which("cc") or shutil.which("gcc")
-        sources = Path(library.__file__).with_name("_c").glob("*.c")
+        sources = Path(library.__file__).with_name("src").glob("*.c")
         command = [compiler or "", "-shared", "-fPIC", "-o", str(tmp_path / "a.so"), *map(str, sources)]
         assert not compiler or subprocess.run(command, capture_output=True).returncode != 0
 
@@ -56,20 +56,31 @@ def test_transpose(rows: int, cols: int, size: int, gap: int) -> None:
 
 @needs_library
 @settings(deadline=None, max_examples=200)
-@given(data=st.data(), rows=SIZES, cols=SIZES, wide=st.integers(1, 40), scratch=st.sampled_from([40, 100, 1 << 18]))
+@given(
+    data=st.data(),
+    rows=SIZES,
+    cols=SIZES,
+    chunk_row_nbytes=st.integers(1, 40),
+    scratch=st.sampled_from([40, 100, 1 << 18]),
+)
 def test_gather(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, rows: int, cols: int, wide: int, scratch: int
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    rows: int,
+    cols: int,
+    chunk_row_nbytes: int,
+    scratch: int,
 ) -> None:
-    """Any run of bytes of a matrix that lies in the file in columns of *wide* bytes, in any order."""
+    """Any range of bytes of a matrix that lies in the file in columns of *chunk_row_nbytes*, in any order."""
     rng = np.random.default_rng(rows + cols)
     matrix = rng.integers(0, 256, (rows, cols), np.uint8)
-    count = -(-cols // wide)
-    padded = np.pad(matrix, ((0, 0), (0, count * wide - cols)))
+    count = -(-cols // chunk_row_nbytes)
+    padded = np.pad(matrix, ((0, 0), (0, count * chunk_row_nbytes - cols)))
     order = rng.permutation(count)
     path = tmp_path_factory.getbasetemp() / "chunks"
-    path.write_bytes(b"".join(padded[:, i * wide : (i + 1) * wide].tobytes() for i in order))
+    path.write_bytes(b"".join(padded[:, i * chunk_row_nbytes : (i + 1) * chunk_row_nbytes].tobytes() for i in order))
     starts = np.empty(count, np.int64)
-    starts[order] = np.arange(count) * rows * wide
+    starts[order] = np.arange(count) * rows * chunk_row_nbytes
     begin = data.draw(st.integers(0, rows * cols - 1))
     end = data.draw(st.integers(begin + 1, rows * cols))
     out = np.zeros(end - begin + 20, np.uint8)
@@ -77,52 +88,52 @@ def test_gather(
     fd = os.open(path, os.O_RDONLY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "SCRATCH", scratch)
-        library.gather(fd, starts, row * wide, wide, cols, head, end - begin, out[10:-10], cols)
+        library.gather(fd, starts, row * chunk_row_nbytes, chunk_row_nbytes, cols, head, end - begin, out[10:-10], cols)
     os.close(fd)
     assert out[10:-10].tobytes() == matrix.tobytes()[begin:end]
     assert not out[:10].any() and not out[-10:].any()
 
 
 @needs_library
-@pytest.mark.parametrize("wide", [256, 300, 1000, 2048, 2049, 4096, 100])
-@pytest.mark.parametrize("shift", [0, 1, 16, 63])
-def test_runs_too_large_for_the_caches(tmp_path: Path, wide: int, shift: int) -> None:
+@pytest.mark.parametrize("chunk_row_nbytes", [256, 300, 1000, 2048, 2049, 4096, 100])
+@pytest.mark.parametrize("offset", [0, 1, 16, 63])
+def test_ranges_too_large_for_the_caches(tmp_path: Path, chunk_row_nbytes: int, offset: int) -> None:
     """They are written past them, wherever they begin and end."""
-    rng = np.random.default_rng(wide + shift)
-    high, count = 500, 6
-    rows, cols = 9 * high, count * wide - 40
+    rng = np.random.default_rng(chunk_row_nbytes + offset)
+    chunk_rows, count = 500, 6
+    rows, cols = 9 * chunk_rows, count * chunk_row_nbytes - 40
     rows += -(-(9 << 20) // cols) if rows * cols < 9 << 20 else 0
-    bands = -(-rows // high)
-    data = rng.integers(0, 256, (bands, count, high, wide), np.uint8)
+    grid_rows = -(-rows // chunk_rows)
+    data = rng.integers(0, 256, (grid_rows, count, chunk_rows, chunk_row_nbytes), np.uint8)
     path = tmp_path / "chunks"
     path.write_bytes(data.tobytes())
-    matrix = data.transpose(0, 2, 1, 3).reshape(bands * high, -1)[:rows, :cols].reshape(-1)
-    starts = np.arange(bands * count, dtype=np.int64) * high * wide
+    matrix = data.transpose(0, 2, 1, 3).reshape(grid_rows * chunk_rows, -1)[:rows, :cols].reshape(-1)
+    starts = np.arange(grid_rows * count, dtype=np.int64) * chunk_rows * chunk_row_nbytes
     room = np.zeros(matrix.size + 200, np.uint8)
-    first = -room.ctypes.data % 64 + shift
+    first = -room.ctypes.data % 64 + offset
     fd = os.open(path, os.O_RDONLY)
     for begin, n in ((0, matrix.size), (77, 5 << 20), (cols + 1, (4 << 20) + 1), (3 * cols, 8 << 20)):
         room[:] = 0
-        library.gather_span(fd, starts, count, high, wide, cols, begin, room[first : first + n])
+        library.gather_range(fd, starts, count, chunk_rows, chunk_row_nbytes, cols, begin, room[first : first + n])
         assert (room[first : first + n] == matrix[begin : begin + n]).all()
         assert not room[:first].any() and not room[first + n :].any()
     os.close(fd)
 
 
 @needs_library
-@pytest.mark.parametrize("wide", [128, 300, 5000])
-@pytest.mark.parametrize("shift", [0, 16])
-def test_large_runs_with_gaps_between_the_rows(tmp_path: Path, wide: int, shift: int) -> None:
-    count, cols = 9, 9 * wide - 7
+@pytest.mark.parametrize("chunk_row_nbytes", [128, 300, 5000])
+@pytest.mark.parametrize("offset", [0, 16])
+def test_large_ranges_with_gaps_between_the_rows(tmp_path: Path, chunk_row_nbytes: int, offset: int) -> None:
+    count, cols = 9, 9 * chunk_row_nbytes - 7
     rows, pitch = -(-(5 << 20) // cols), cols + 24
-    data = np.random.default_rng(wide).integers(0, 256, (count, rows + 3, wide), np.uint8)
+    data = np.random.default_rng(chunk_row_nbytes).integers(0, 256, (count, rows + 3, chunk_row_nbytes), np.uint8)
     path = tmp_path / "chunks"
     path.write_bytes(data.tobytes())
-    starts = np.arange(count, dtype=np.int64) * (rows + 3) * wide
+    starts = np.arange(count, dtype=np.int64) * (rows + 3) * chunk_row_nbytes
     room = np.zeros(rows * pitch + 200, np.uint8)
-    first = -room.ctypes.data % 64 + shift
+    first = -room.ctypes.data % 64 + offset
     fd = os.open(path, os.O_RDONLY)
-    library.gather(fd, starts, 3 * wide, wide, cols, 0, rows * cols, room[first:-100], pitch)
+    library.gather(fd, starts, 3 * chunk_row_nbytes, chunk_row_nbytes, cols, 0, rows * cols, room[first:-100], pitch)
     os.close(fd)
     found = room[first : first + rows * pitch].reshape(rows, pitch)
     assert (found[:, :cols] == data.transpose(1, 0, 2).reshape(rows + 3, -1)[3:, :cols]).all()
@@ -141,10 +152,10 @@ def test_a_file_that_ends_early_says_where(tmp_path: Path) -> None:
     with pytest.raises(library.Truncated):
         library.gather_transposed(fd, np.array([950]), (10, 10), 1, (0, 10), (0, 10), out[:100].reshape(10, 10))
     with pytest.raises(library.Truncated):
-        library.look(fd, np.array([990]), 1, 100, np.zeros(1, np.uint8))
+        library.classify_chunks(fd, np.array([990]), 1, 100, np.zeros(1, np.uint8))
     os.close(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        library.look(fd, np.array([0]), 1, 100, np.zeros(1, np.uint8))
+        library.classify_chunks(fd, np.array([0]), 1, 100, np.zeros(1, np.uint8))
 
 
 @needs_library

@@ -121,8 +121,8 @@ def test_transposed_tiles_are_decoded_once_by_a_sequential_reader() -> None:
     size = BIG.nbytes
     for start in range(0, size, 1000):  # every tile is cut by several requests
         read_into(tensor, start, memoryview(bytearray(min(1000, size - start))))
-    high, wide = tensor._tile
-    assert source.reads == -(-300 // high) * -(-700 // wide)
+    rows, cols = tensor._tile
+    assert source.reads == -(-300 // rows) * -(-700 // cols)
 
 
 def test_closed_block_is_the_smallest_with_long_runs() -> None:

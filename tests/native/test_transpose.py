@@ -21,7 +21,7 @@ from ckptfs.formats.extents import ExtentFile, file_of
 from ckptfs.mount.open_file import Reader
 from ckptfs.native import library, program
 from ckptfs.tensors.cache import TileCache
-from ckptfs.tensors.ranges import node_of
+from ckptfs.tensors.ranges import program_of
 from ckptfs.tensors.tensor import Tensor
 from ckptfs.tensors.transpose import Transposed
 from ckptfs.tensors.views import ConcatRows, SlicedRows
@@ -33,15 +33,15 @@ STEP = 300_000
 """Bytes of a request: enough for C to keep a tile for it, and no multiple of anything here."""
 TILE = 55 * 4000
 LARGE, OTHER = h5.noise((2000, 1100), "<i2"), h5.noise((500, 1100), "<i2")
-PACKED = h5.smooth((500, 1100), "<i2")
+COMPRESSED = h5.smooth((500, 1100), "<i2")
 WIDE, BYTES = h5.noise((300, 700), "<f8"), h5.noise((1500, 900), "|u1")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("turned") / "matrices.h5"
-    chunks = {"large": (250, 55), "other": (100, 44), "packed": (100, 44), "wide": (60, 35), "bytes": (300, 90)}
-    arrays = {"large": LARGE, "other": OTHER, "packed": PACKED, "wide": WIDE, "bytes": BYTES}
+    path = tmp_path_factory.mktemp("transposed") / "matrices.h5"
+    chunks = {"large": (250, 55), "other": (100, 44), "compressed": (100, 44), "wide": (60, 35), "bytes": (300, 90)}
+    arrays = {"large": LARGE, "other": OTHER, "compressed": COMPRESSED, "wide": WIDE, "bytes": BYTES}
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array, chunks=chunks[name], **hdf5plugin.LZ4())
@@ -58,13 +58,13 @@ def stored(written: Path) -> Iterator[dict[str, Tensor]]:
 def keep() -> Iterator[Callable[[int], None]]:
     """Says how many bytes of tiles C may keep: none outside of a daemon."""
     assert library.LIBRARY is not None
-    yield library.LIBRARY.ckptfs_keep_tiles
-    library.LIBRARY.ckptfs_keep_tiles(0)
+    yield library.LIBRARY.ckptfs_set_tile_budget
+    library.LIBRARY.ckptfs_set_tile_budget(0)
 
 
 def cases(stored: dict[str, Tensor]) -> dict[str, tuple[Tensor, np.ndarray[Any, Any]]]:
     """Transposes, and what they are."""
-    large, other, packed = stored["large"], stored["other"], stored["packed"]
+    large, other, packed = stored["large"], stored["other"], stored["compressed"]
     return {
         "one": (Transposed(large), LARGE.T),
         "rows of two": (Transposed(ConcatRows((large, other))), np.concatenate([LARGE, OTHER]).T),
@@ -72,7 +72,7 @@ def cases(stored: dict[str, Tensor]) -> dict[str, tuple[Tensor, np.ndarray[Any, 
             Transposed(ConcatRows((large, ConcatRows((other, large))))),
             np.concatenate([LARGE, OTHER, LARGE]).T,
         ),
-        "with packed ones": (Transposed(ConcatRows((large, packed))), np.concatenate([LARGE, PACKED]).T),
+        "with compressed ones": (Transposed(ConcatRows((large, packed))), np.concatenate([LARGE, COMPRESSED]).T),
         "some rows": (Transposed(SlicedRows(large, 100, 900)), LARGE[100:900].T),
         "eight bytes": (Transposed(stored["wide"]), WIDE.T),
         "one byte": (Transposed(stored["bytes"]), BYTES.T),
@@ -112,23 +112,23 @@ def test_what_c_does(stored: dict[str, Tensor], keep: Callable[[int], None]) -> 
         opened = Reader(file)
         list(pieces(opened, file, [0], file.size))
         list(pieces(opened, file, [0], 100))  # a request of all goes to Python where it is large
-        found[name] = opened._join.read(0, memoryview(bytearray(file.size))) == file.size
-    assert found == {name: name not in ("with packed ones", "some rows", "slice of it") for name in found}
+        found[name] = opened._concat.read(0, memoryview(bytearray(file.size))) == file.size
+    assert found == {name: name not in ("with compressed ones", "some rows", "slice of it") for name in found}
     file = file_of([Transposed(stored["large"])])
     opened, out = Reader(file), memoryview(bytearray(STEP))
     opened.read_into(0, out)
     for budget, want, again in ((0, 0, 0), (TILE - 1, 0, 0), (TILE, STEP, 0), (2 * TILE, STEP, 5000), (0, 0, 0)):
         keep(budget)
-        assert opened._join.read(1000, out) == want
-        assert opened._join.read(1000, out[:5000]) == again  # a page of a tile that is still there, or not
+        assert opened._concat.read(1000, out) == want
+        assert opened._concat.read(1000, out[:5000]) == again  # a page of a tile that is still there, or not
     keep(32 << 20)
-    assert opened._join.read(3 * TILE, out[:5000]) == 0
+    assert opened._concat.read(3 * TILE, out[:5000]) == 0
 
 
 def test_elements_that_c_does_not_move(stored: dict[str, Tensor]) -> None:
-    assert node_of(Transposed(SlicedRows(stored["large"], 0, 7))) is None
-    assert program.turned(node_of(stored["large"]), (1100, 2000), 2, 4 << 20, 0) is None
-    assert program.turned(None, (1100, 2000), 2, 55, 0) is None
+    assert program_of(Transposed(SlicedRows(stored["large"], 0, 7))) is None
+    assert program.transpose(program_of(stored["large"]), (1100, 2000), 2, 4 << 20, 0) is None
+    assert program.transpose(None, (1100, 2000), 2, 55, 0) is None
 
 
 def test_tiles_of_different_tensors_are_told_apart(stored: dict[str, Tensor], keep: Callable[[int], None]) -> None:
@@ -153,7 +153,7 @@ def test_many_threads(stored: dict[str, Tensor], keep: Callable[[int], None], bu
     def right(seed: int) -> bool:
         chance = np.random.default_rng(seed)
         for _ in range(40):
-            name = ["one", "rows of two", "one", "rows of two", "with packed ones"][chance.integers(5)]
+            name = ["one", "rows of two", "one", "rows of two", "with compressed ones"][chance.integers(5)]
             start = int(chance.integers(files[name].size))
             ((_, found),) = pieces(opened[name], files[name], [start])
             if found != want[name][start : start + STEP]:

@@ -1,4 +1,4 @@
-"""Runs of elements: one reader or several threads, the same bytes."""
+"""Ranges of elements: one reader or several threads, the same bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfs.formats.hdf5.btree import ChunkTable
+from ckptfs.formats.hdf5.chunk_table import ChunkTable
 from ckptfs.formats.hdf5.chunked import ChunkedTensor
 from ckptfs.tensors import ranges
 from ckptfs.tensors.ranges import read_into, to_numpy
@@ -62,7 +62,7 @@ def test_any_range_in_shares(a: int, b: int) -> None:
         assert bytes(out) == whole.tobytes()[start:stop]
 
 
-def test_a_large_run_has_several_readers_a_small_one_has_one() -> None:
+def test_a_large_range_has_several_readers_a_small_one_has_one() -> None:
     tensor = Watched()
     read_into(tensor, 0, memoryview(bytearray(150)))
     assert tensor.readers == {threading.get_ident()}

@@ -1,4 +1,4 @@
-"""Where the chunks of a dataset are: the version 1 B-tree, read with numpy.
+"""The index of a dataset's chunks: the version 1 B-tree, read with numpy.
 
 Node: ``TREE``, u8 type (1), u8 level, u16 number of children, u64 left, u64 right, then key, child, key, child, …
 Key: u32 stored nbytes, u32 filter mask, u64 element offset for each axis, u64 0. Child: u64 address, of a chunk at
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,31 +17,14 @@ import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats.files import SourceFile
-from ckptfs.native.prefetch import hint
+from ckptfs.formats.hdf5.chunk_table import ChunkTable, chunk_grid
+from ckptfs.native.prefetch import prefetch
 from ckptfs.tensors.tensor import Shape
 
 _HEAD = 24
 _USUAL_CHILDREN = 64
 _MAX_SPARSE = 1 << 20
 """Chunks that a grid may have however small the file is."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTable:
-    """Chunks in the C order of the chunk grid."""
-
-    grid: Shape
-    offsets: npt.NDArray[np.int64]
-    """Position in the file; -1 for a chunk that was never written."""
-    nbytes: npt.NDArray[np.int64]
-    """Stored size."""
-    masks: npt.NDArray[np.uint32]
-    """Bit i: filter i was skipped."""
-
-
-def chunk_grid(shape: Shape, chunk: Shape) -> Shape:
-    """Number of chunks along each axis."""
-    return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
 def read_tree(file: SourceFile, key: str, base: int, address: int, shape: Shape, chunk: Shape) -> ChunkTable:
@@ -70,13 +52,13 @@ def _leaves(file: SourceFile, key: str, base: int, root: int, leaf: np.dtype[Any
             raise CorruptChunk(file.path, key, base + address, "the index of its chunks is damaged")
         nbytes += _HEAD + node[1].nbytes
         if nbytes > file.size:
-            raise CorruptChunk(file.path, key, base + address, "the nodes of its chunks' index lie in each other")
+            raise CorruptChunk(file.path, key, base + address, "the nodes of its chunks' index overlap")
         seen.add(address)
         if node[0] == 0:
             yield node[1]
         else:
             children = node[1]["child"].tolist()
-            hint(file.fd, (base + child for child in children), _HEAD + _USUAL_CHILDREN * leaf.itemsize)
+            prefetch(file.fd, (base + child for child in children), _HEAD + _USUAL_CHILDREN * leaf.itemsize)
             todo.extend((child, node[0] - 1) for child in children)
 
 

@@ -1,144 +1,144 @@
-"""Chunks that LZ4 made smaller, decoded a row of chunks at a time: `native.unpack` does in one call what is many here.
+"""LZ4 chunks, decoded a grid row at a time: C does in one call what takes Python many.
 
-Everything here may say no, and leaves to `h5_chunks` what is missing, damaged or went through other filters.
+Functions that return False, None or 0 leave the work to `chunked`: for chunks that are missing, damaged or went through
+other filters.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs.formats.hdf5.chunks_uncompressed import BUFFER, ENCODED, Plan
+from ckptfs.formats.hdf5.chunk_table import ENCODED, ChunkPlan
+from ckptfs.formats.hdf5.chunks_uncompressed import BUFFER
 from ckptfs.native import library
 
-if TYPE_CHECKING:
-    from ckptfs.formats.hdf5.chunked import ChunkedTensor
-
 MAX_KEPT = 16 << 20
-"""Largest row of chunks that is kept decoded, in bytes."""
+"""Largest grid row that is kept decoded, in bytes."""
+
+_Array = npt.NDArray[Any]
 
 
-class _NotAll(Exception):
-    """Some chunk needs more than C can do."""
+class _NotDecoded(Exception):
+    """C cannot decode some chunk."""
 
 
-def chunk(tensor: ChunkedTensor, plan: Plan, i: int) -> npt.NDArray[Any] | None:
-    """One chunk, of any shape; None where that is left to others."""
-    nbytes = math.prod(tensor.chunk) * tensor.dtype.itemsize
-    if not _can_unpack(plan) or plan.states[i] != ENCODED or nbytes > BUFFER:
-        return None  # it would take scratch memory of twice that, for good
-    out = np.empty((1, nbytes), np.uint8)
-    if not library.unpack(tensor.file.fd, _from(plan, i), 1, (1, nbytes), (1, 1), out):
+def decoded_chunk(plan: ChunkPlan, i: int) -> _Array | None:
+    """One chunk, of any shape; None where C cannot decode it."""
+    if not _can_decompress(plan) or plan.states[i] != ENCODED or plan.chunk_nbytes > BUFFER:
+        return None  # a large one would occupy twice its size in scratch memory for good
+    out = np.empty((1, plan.chunk_nbytes), np.uint8)
+    if not library.decompress(plan.file.fd, _tables(plan, i), 1, (1, plan.chunk_nbytes), (1, 1), out):
         return None
-    tile: npt.NDArray[Any] = out.view(tensor.dtype.storage_dtype).reshape(tensor.chunk)
+    tile: _Array = out.view(plan.dtype.storage_dtype).reshape(plan.chunk)
     return tile
 
 
-def fill_rows(tensor: ChunkedTensor, plan: Plan, row: int, first: int, out: npt.NDArray[Any]) -> int:
-    """Fill *out* from the top as `h5_plain.fill_rows` does, across rows of chunks; how many rows are done.
+def fill_rows(plan: ChunkPlan, row: int, first: int, out: _Array) -> int:
+    """Fill *out* from the top as `chunks_uncompressed.fill_rows`, across grid rows; how many rows are done.
 
-    Chunks of which all is wanted are decoded where they belong; a row of chunks of which some rows are wanted is kept.
+    Chunks that are wanted whole are decoded into place; a grid row of which some rows are wanted is kept.
     """
-    if not (_can_unpack(plan) and library.has_plain_rows(out)):
+    if not (_can_decompress(plan) and library.has_contiguous_rows(out)):
         return 0
-    high = tensor.chunk[0]
-    band, inside = divmod(row, high)
-    whole = len(out) if row + len(out) == tensor.shape[0] else len(out) // high * high
-    if inside == 0 and whole:
-        return min(whole, high * _unpack(tensor, plan, band, first, out[:whole]))
-    n = min(len(out), high - inside)
-    rows = _kept(tensor, plan, band, n) if out.shape[1] == tensor.shape[1] else None
+    chunk_rows = plan.chunk[0]
+    grid_row, offset = divmod(row, chunk_rows)
+    n_whole = len(out) if row + len(out) == plan.shape[0] else len(out) // chunk_rows * chunk_rows
+    if offset == 0 and n_whole:
+        return min(n_whole, chunk_rows * _decompress(plan, grid_row, first, out[:n_whole]))
+    n = min(len(out), chunk_rows - offset)
+    rows = _kept_rows(plan, grid_row, n) if out.shape[1] == plan.shape[1] else None
     if rows is None:
         return 0
-    out[:n] = rows[inside : inside + n]
+    out[:n] = rows[offset : offset + n]
     return n
 
 
-def fill_span(tensor: ChunkedTensor, plan: Plan, start: int, out: npt.NDArray[Any], together: bool) -> bool:
-    """As `h5_plain.fill_span`, for any span in one row of chunks; False where that is left to others.
+def fill_range(plan: ChunkPlan, start: int, out: _Array, wants_rest: bool) -> bool:
+    """As `chunks_uncompressed.fill_range`, for any range in one grid row.
 
-    *together*: the rest of the row of chunks is probably wanted, too. Otherwise a small part of a row is left to
-    others: it needs few of these chunks.
+    *wants_rest*: the rest of the grid row is probably wanted, too. Otherwise a small part of a row returns False: it
+    needs few of these chunks.
     """
-    if not _can_unpack(plan):
+    if not _can_decompress(plan):
         return False
-    cols = tensor.shape[1]
-    band, inside = divmod(start, tensor.chunk[0] * cols)
-    if inside == 0 and len(out) == _n_rows(tensor, band) * cols:
-        return _unpack(tensor, plan, band, 0, out.reshape(-1, cols)) == 1
-    if not (together or 2 * len(out) >= cols or tensor.cache.holds(_key(tensor, band))):
+    cols = plan.shape[1]
+    grid_row, offset = divmod(start, plan.chunk[0] * cols)
+    if offset == 0 and len(out) == _n_rows(plan, grid_row) * cols:
+        return _decompress(plan, grid_row, 0, out.reshape(-1, cols)) == 1
+    if not (wants_rest or 2 * len(out) >= cols or plan.cache.holds(_cache_key(plan, grid_row))):
         return False
-    rows = _kept(tensor, plan, band, len(out) / cols)
+    rows = _kept_rows(plan, grid_row, len(out) / cols)
     if rows is None:
         return False
-    out[...] = rows.reshape(-1)[inside : inside + len(out)]
+    out[...] = rows.reshape(-1)[offset : offset + len(out)]
     return True
 
 
-def fill_part(tensor: ChunkedTensor, plan: Plan, row: int, col: int, out: npt.NDArray[Any]) -> bool:
-    """Any block in one row of chunks, from those that are kept; False where few of its chunks are needed, and are not.
+def fill_block(plan: ChunkPlan, row: int, col: int, out: _Array) -> bool:
+    """Any block in one grid row, from a kept grid row; False where it needs few chunks, and none are kept.
 
-    A request begins and ends with a part of a row, and others want the rest of it.
+    A request begins and ends with a part of a row, and other requests want the rest of it.
     """
-    band, inside = divmod(row, tensor.chunk[0])
-    cols, n = tensor.shape[1], len(out)
-    if not _can_unpack(plan) or inside + n > tensor.chunk[0]:
+    grid_row, offset = divmod(row, plan.chunk[0])
+    cols, n = plan.shape[1], len(out)
+    if not _can_decompress(plan) or offset + n > plan.chunk[0]:
         return False
-    if not (2 * out.shape[1] >= cols or tensor.cache.holds(_key(tensor, band))):
+    if not (2 * out.shape[1] >= cols or plan.cache.holds(_cache_key(plan, grid_row))):
         return False
-    if plan.states[band * plan.table.grid[1] + col // tensor.chunk[1]] != ENCODED:
-        return False  # plain as far as is known: read in place
-    rows = _kept(tensor, plan, band, out.size / cols)
+    if plan.states[grid_row * plan.grid_cols + col // plan.chunk[1]] != ENCODED:
+        return False  # uncompressed as far as is known: read in place
+    rows = _kept_rows(plan, grid_row, out.size / cols)
     if rows is None:
         return False
-    out[...] = rows[inside : inside + n, col : col + out.shape[1]]
+    out[...] = rows[offset : offset + n, col : col + out.shape[1]]
     return True
 
 
-def _can_unpack(plan: Plan) -> bool:
+def _can_decompress(plan: ChunkPlan) -> bool:
     return plan.only_lz4 and library.LIBRARY is not None
 
 
-def _n_rows(tensor: ChunkedTensor, band: int) -> int:
-    """Rows of a row of chunks: the last one may be cut."""
-    return min(tensor.chunk[0], tensor.shape[0] - band * tensor.chunk[0])
+def _n_rows(plan: ChunkPlan, grid_row: int) -> int:
+    """Rows of a grid row: the last one may be cut."""
+    return min(plan.chunk[0], plan.shape[0] - grid_row * plan.chunk[0])
 
 
-def _kept(tensor: ChunkedTensor, plan: Plan, band: int, n_rows: float) -> npt.NDArray[Any] | None:
-    """All rows of a row of chunks, from the cache; *n_rows* of them are going to be used."""
-    shape = _n_rows(tensor, band), tensor.shape[1]
-    if math.prod(shape) * tensor.dtype.itemsize > MAX_KEPT:
+def _kept_rows(plan: ChunkPlan, grid_row: int, n_used: float) -> _Array | None:
+    """All rows of a grid row, from the cache; *n_used* of them are going to be used."""
+    shape = _n_rows(plan, grid_row), plan.shape[1]
+    if math.prod(shape) * plan.dtype.itemsize > MAX_KEPT:
         return None
     try:
-        make = partial(_band, tensor, plan, band, shape)
-        return tensor.cache.get(_key(tensor, band), make, n_rows / shape[0])
-    except _NotAll:
+        make = partial(_decoded_rows, plan, grid_row, shape)
+        return plan.cache.get(_cache_key(plan, grid_row), make, n_used / shape[0])
+    except _NotDecoded:
         return None
 
 
-def _key(tensor: ChunkedTensor, band: int) -> tuple[str, int, int]:
-    return "h5 band", tensor.serial, band
+def _cache_key(plan: ChunkPlan, grid_row: int) -> tuple[str, int, int]:
+    return "h5 grid row", plan.serial, grid_row
 
 
-def _band(tensor: ChunkedTensor, plan: Plan, band: int, shape: tuple[int, int]) -> npt.NDArray[Any]:
-    out: npt.NDArray[Any] = np.empty(shape, tensor.dtype.storage_dtype)
-    if _unpack(tensor, plan, band, 0, out) < 1:
-        raise _NotAll
+def _decoded_rows(plan: ChunkPlan, grid_row: int, shape: tuple[int, int]) -> _Array:
+    out: _Array = np.empty(shape, plan.dtype.storage_dtype)
+    if _decompress(plan, grid_row, 0, out) < 1:
+        raise _NotDecoded
     return out
 
 
-def _unpack(tensor: ChunkedTensor, plan: Plan, band: int, first: int, out: npt.NDArray[Any]) -> int:
-    """Fill *out* with all rows of rows of chunks, from the chunk *first* of each on; how many of these are done."""
-    high, wide = tensor.chunk
-    grid, size = plan.table.grid[1], tensor.dtype.itemsize
-    tiles = -(-len(out) // high), -(-out.shape[1] // wide)
-    return library.unpack(tensor.file.fd, _from(plan, band * grid + first), grid, (high, wide * size), tiles, out)
+def _decompress(plan: ChunkPlan, grid_row: int, first: int, out: _Array) -> int:
+    """Fill *out* with whole grid rows, from the chunk *first* of each on; how many of them are done."""
+    chunk_rows, chunk_cols = plan.chunk
+    n_chunks = -(-len(out) // chunk_rows), -(-out.shape[1] // chunk_cols)
+    tables = _tables(plan, grid_row * plan.grid_cols + first)
+    return library.decompress(plan.file.fd, tables, plan.grid_cols, (chunk_rows, plan.chunk_row_nbytes), n_chunks, out)
 
 
-def _from(plan: Plan, i: int) -> tuple[npt.NDArray[Any], ...]:
-    """What is known of the chunk *i* and those behind it."""
-    return plan.data[i:], plan.table.offsets[i:], plan.table.nbytes[i:], np.frombuffer(plan.states, np.uint8)[i:]
+def _tables(plan: ChunkPlan, i: int) -> tuple[_Array, ...]:
+    """What `library.decompress` needs of the chunk *i* and those behind it."""
+    return plan.starts[i:], plan.table.offsets[i:], plan.table.nbytes[i:], np.frombuffer(plan.states, np.uint8)[i:]

@@ -9,7 +9,8 @@ import numpy as np
 
 from ckptfs.errors import CorruptChunk, CorruptHeader
 from ckptfs.formats.files import SourceFile, checked_shape
-from ckptfs.formats.hdf5.btree import ChunkTable, listed_chunks, read_tree
+from ckptfs.formats.hdf5.btree import listed_chunks, read_tree
+from ckptfs.formats.hdf5.chunk_table import ChunkTable
 from ckptfs.formats.hdf5.chunked import ChunkedTensor
 from ckptfs.formats.hdf5.index import H5Object, Index, chunk_list
 from ckptfs.native.scratch import borrow

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ckptfs.formats.hdf5.superblock import SIGNATURE
 from ckptfs.tensors.dtypes import DType
 
 UNDEFINED = (1 << 64) - 1
@@ -30,7 +31,7 @@ Link = tuple[bytes, int, tuple[int, int] | None]
 
 def superblock(size: int, root: int, tree: int, heap: int) -> bytes:
     """Version 0: *size* of the file, address of the *root* group's header, its B-tree and local heap."""
-    head = b"\x89HDF\r\n\x1a\n" + bytes(5) + b"\x08\x08\0"
+    head = SIGNATURE + bytes(5) + b"\x08\x08\0"
     head += struct.pack("<HHI", _LEAF_ENTRIES // 2, _NODE_CHILDREN // 2, 0)
     head += struct.pack("<QQQQ", 0, UNDEFINED, size, UNDEFINED)
     return head + struct.pack("<QQIIQQ", 0, root, 1, 0, tree, heap)

@@ -1,7 +1,7 @@
 """HDF5 filters, undone on one chunk. Sizes are checked before anything is allocated.
 
 LZ4 (filter 32004): u64 BE decoded size, u32 BE block size, then for each block u32 BE stored size and that many bytes;
-a block as large as its decoded part is a plain copy, any other is one raw LZ4 block.
+a block as large as its decoded part is an uncompressed copy, any other is one raw LZ4 block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KNOWN = frozenset({GZIP, SHUFFLE, FLETCHER32, LZ4})
 MAX_FILTERS = 6
 """Applied to one chunk; no writer uses more than four, and each may take a copy of the chunk."""
 LZ4_HEAD = 16
-"""Bytes before the data of a chunk that is one plain block."""
+"""Bytes before the data of a chunk of one block."""
 _PIECE = 1 << 17
 _LZ4_RATIO = 256
 """One byte of LZ4 stands for at most 255 bytes."""
@@ -27,13 +27,8 @@ _LZ4_RATIO = 256
 Bytes = npt.NDArray[np.uint8]
 
 
-def plain_head(nbytes: int) -> bytes:
-    """The first 16 bytes of an LZ4 chunk of *nbytes* that is stored as one plain block of its own size."""
-    return struct.pack(">QII", nbytes, nbytes, nbytes)
-
-
-def is_plain(head: bytes, nbytes: int) -> bool:
-    """Whether an LZ4 chunk that starts with *head* is *nbytes* of plain data behind a head of 16 bytes."""
+def is_uncompressed(head: bytes, nbytes: int) -> bool:
+    """Whether an LZ4 chunk that starts with *head* is one block of *nbytes* uncompressed bytes."""
     total, block, stored = struct.unpack(">QII", head)
     return bool(total == nbytes == stored and block >= nbytes)
 

@@ -17,7 +17,7 @@ from typing import Any
 from ckptfs.errors import CorruptHeader, SourceError
 from ckptfs.formats.files import SourceFile, open_file
 from ckptfs.formats.hdf5.decoder import Decoder
-from ckptfs.formats.hdf5.workers import begun, start
+from ckptfs.formats.hdf5.workers import claim_early_worker, start
 from ckptfs.tensors.tensor import Shape
 
 TIMEOUT_SECONDS = 600
@@ -201,7 +201,7 @@ def _lines(file: SourceFile, chunks: str | None, library: bool) -> Generator[byt
     """
     most = min(MAX_ANSWER, _MIN_ANSWER + 8 * file.size)
     try:
-        child = begun(file.fd) if chunks is None and not library else None
+        child = claim_early_worker(file.fd) if chunks is None and not library else None
         child = child or start(file.fd, file.path, chunks=chunks, library=library)
     except OSError as error:
         raise SourceError(file.path, f"the process that reads its metadata does not start: {error}") from error

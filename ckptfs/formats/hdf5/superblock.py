@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptfs.errors import CorruptHeader
 from ckptfs.formats.hdf5.messages import UNDEFINED, Unsupported
-from ckptfs.native.prefetch import hint
+from ckptfs.native.prefetch import prefetch
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_BLOCK = 256 << 20
@@ -89,7 +89,7 @@ class MetadataFile:
         if self._is_far:
             starts = [self.base + address for address in addresses]
             pages = {start // _PAGE for start in starts} | {(start + _USUAL_HEADER) // _PAGE for start in starts}
-            hint(self.fd, (page * _PAGE for page in pages if page not in self._pages), _PAGE)
+            prefetch(self.fd, (page * _PAGE for page in pages if page not in self._pages), _PAGE)
 
     def found(self, address: int, index: int) -> tuple[bytes, int, int]:
         """An object of the global heap collection at *address*: where in what data it starts, and its size."""

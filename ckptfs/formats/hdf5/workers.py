@@ -1,4 +1,4 @@
-"""How child processes of the HDF5 reader are started: `child_command`, and `ahead` for the one that indexes a file."""
+"""Starts the child processes of the HDF5 reader."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
+from ckptfs.formats.hdf5.superblock import SIGNATURE
+
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 _START = "import sys; sys.path.append(sys.argv[2]); from MODULE import main; main()"
-_begun: dict[tuple[int, ...], subprocess.Popen[bytes]] = {}
-"""Indexing processes that nobody has asked for yet, by what tells files apart."""
+_early_workers: dict[tuple[int, ...], subprocess.Popen[bytes]] = {}
+"""Indexing processes that are not claimed yet, by the identity of the file."""
 
 
 def child_command(request: Mapping[str, Any], module: str = "ckptfs.formats.hdf5.index_worker") -> list[str]:
-    """The command that runs *module*, here `h5_child`; ``sys.argv[1]`` is the request, as JSON.
+    """The command that runs *module*; ``sys.argv[1]`` is the request, as JSON.
 
-    The request gets our ``sys_path``: the child starts without site-packages, as looking for them costs a third of
-    its start, and takes the path when it needs one.
+    The request also carries our ``sys_path``. The child starts without site-packages, because looking for them costs a
+    third of its start; it uses the path when it needs one.
     """
     sys_path = [os.path.abspath(entry) for entry in sys.path]
     text = json.dumps({**request, "sys_path": sys_path})
@@ -30,7 +31,7 @@ def child_command(request: Mapping[str, Any], module: str = "ckptfs.formats.hdf5
 
 
 def start(fd: int, path: str, *, chunks: str | None = None, library: bool = False) -> subprocess.Popen[bytes]:
-    """A child that indexes the file *fd*; its answer comes out of ``stdout``. Raises OSError."""
+    """A child that indexes the file *fd* and writes its answer to ``stdout``. Raises OSError."""
     command = child_command({"fd": fd, "path": path, "chunks": chunks, "library": library})
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(fd,)
@@ -38,28 +39,28 @@ def start(fd: int, path: str, *, chunks: str | None = None, library: bool = Fals
 
 
 @contextmanager
-def ahead(path: str) -> Iterator[None]:
-    """Begin to index the file at *path*, if it is HDF5, while the caller imports what it needs to open it.
+def start_early(path: str) -> Iterator[None]:
+    """Start to index the file at *path*, if it is HDF5, while the caller imports what it needs to open it.
 
-    Whoever indexes that file inside of the ``with`` block gets what was begun. Says nothing about files that cannot
-    be read: that is for whoever opens them.
+    `claim_early_worker` inside of the ``with`` block gets the process. Files that cannot be read raise nothing here,
+    but when they are opened.
     """
-    key = _begin(path)
+    key = _start_worker(path)
     try:
         yield
     finally:
-        child = _begun.pop(key, None) if key else None
+        child = _early_workers.pop(key, None) if key else None
         if child is not None:
             child.kill()
             child.communicate()
 
 
-def begun(fd: int) -> subprocess.Popen[bytes] | None:
-    """The child that `ahead` started for the file *fd*, which is the caller's from now on."""
-    return _begun.pop(_identity(os.fstat(fd)), None) if _begun else None
+def claim_early_worker(fd: int) -> subprocess.Popen[bytes] | None:
+    """The child that `start_early` started for the file *fd*; the caller owns it from now on."""
+    return _early_workers.pop(_identity(os.fstat(fd)), None) if _early_workers else None
 
 
-def _begin(path: str) -> tuple[int, ...] | None:
+def _start_worker(path: str) -> tuple[int, ...] | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -68,7 +69,7 @@ def _begin(path: str) -> tuple[int, ...] | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or os.pread(fd, len(SIGNATURE), 0) != SIGNATURE:
             return None
-        _begun[_identity(status)] = start(fd, os.path.abspath(path))
+        _early_workers[_identity(status)] = start(fd, os.path.abspath(path))
         return _identity(status)
     except OSError:
         return None
@@ -77,5 +78,5 @@ def _begin(path: str) -> tuple[int, ...] | None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """A file that was replaced or written to since is another one."""
+    """Changes when the file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

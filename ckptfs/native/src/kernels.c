@@ -1,7 +1,7 @@
-/* The loops of ckptfs that pay off in C: rows of neighbouring chunks side by side, transposes, bfloat16 arithmetic.
+/* The inner loops that pay off in C: rows of neighbouring chunks side by side, transposes, bfloat16 arithmetic.
  *
- * Plain C without Python's headers, called through ctypes (which gives the interpreter lock away). Everything here
- * has a twin in numpy that gives the same bytes: formats/hdf5/chunks_uncompressed.py, tensors/ranges.py, tensors/elementwise.py.
+ * Plain C without Python's headers, called through ctypes, which releases the interpreter lock. Each loop has a twin in
+ * numpy that gives the same bytes: formats/hdf5/chunks_uncompressed.py, tensors/ranges.py, tensors/elementwise.py.
  * Callers check all sizes.
  */
 #include "native.h"
@@ -14,14 +14,14 @@
 #include <emmintrin.h>
 #endif
 
-/* Raised with every change of a signature: a library left over from an older source must not be called. */
+/* Raised with every change of a signature, so that a library built from older source is not called. */
 int64_t ckptfs_interface(void)
 {
-    return 11;
+    return 12;
 }
 
-/* n bytes; the widths of real chunks' rows get code without a call. */
-static inline void copy_line(byte *out, const byte *in, int64_t n)
+/* Copy n bytes; the sizes of real chunks' rows are copied without a call. */
+static inline void copy_bytes(byte *out, const byte *in, int64_t n)
 {
     switch (n) {
     case 64: memcpy(out, in, 64); break;
@@ -31,11 +31,11 @@ static inline void copy_line(byte *out, const byte *in, int64_t n)
     }
 }
 
-/* n bytes past the caches, as far as they are whole cache lines: these need not be fetched before they are written.
+/* Copy n bytes past the caches, as far as they are whole cache lines: these are then not fetched before the write.
  *
  * A third faster for what is too large for the caches, and no slower before it is read again.
  */
-static inline void stream_line(byte *out, const byte *in, int64_t n)
+static inline void stream_bytes(byte *out, const byte *in, int64_t n)
 {
 #if defined(__SSE2__)
     int64_t head = (int64_t)(-(uintptr_t)out & 63);
@@ -49,7 +49,7 @@ static inline void stream_line(byte *out, const byte *in, int64_t n)
 #endif
 }
 
-/* What was streamed can be seen by whoever hears of it. */
+/* Make streamed bytes visible to other threads. */
 static void end_stream(void)
 {
 #if defined(__SSE2__)
@@ -58,14 +58,14 @@ static void end_stream(void)
 }
 
 enum {
-    STREAM = 4 << 20,    /* bytes of a call; smaller ones, such as the kernel's, are read again while they are cached */
-    STREAMED_LINE = 256, /* shorter lines have too few whole cache lines */
-    STREAMED_ROW = 4096, /* bytes of a row that are put together first: they stay in the first-level cache */
-    MOST_PIECES = 256,
+    MIN_STREAMED = 4 << 20,   /* bytes of a call; smaller ones, such as the kernel's, are read again while cached */
+    MIN_STREAMED_PART = 256,  /* shorter parts have too few whole cache lines */
+    MAX_STREAMED_ROW = 4096,  /* bytes of a row that are assembled first: they stay in the first-level cache */
+    MAX_PIECES = 256,
 };
 
-/* The first place from `at` on that is where `offset` is in a cache line: the kernel copies whole pages faster so. */
-static inline byte *like_source(byte *at, int64_t offset)
+/* The first place from `at` on whose position in its cache line is that of `offset`: the kernel copies faster so. */
+static inline byte *aligned_like(byte *at, int64_t offset)
 {
     return at + ((offset - (int64_t)(uintptr_t)at) & (LINE - 1));
 }
@@ -88,41 +88,43 @@ int64_t ckptfs_read_exactly(int fd, byte *out, int64_t n, int64_t offset)
     return 0;
 }
 
-/* One line: the part of row r in chunk i, cut at the edges of what is wanted. */
+/* Bytes [head, end) of rows that lie across neighbouring chunks, and where they go. */
 typedef struct {
-    int64_t wide, cols, head, end, pitch;
+    int64_t chunk_row_nbytes, row_nbytes, head, end, pitch;
     byte *out;
     int streamed;
-} span;
+} target;
 
-static inline void place(const span *s, const byte *in, int64_t r, int64_t i)
+/* Put the part of row r that lies in chunk i into place, cut at the edges of the target. */
+static inline void put_part(const target *t, const byte *in, int64_t r, int64_t i)
 {
-    int64_t left = i * s->wide, width = left + s->wide < s->cols ? s->wide : s->cols - left;
-    int64_t at = r * s->cols + left, a = at < s->head ? s->head - at : 0, b = at + width > s->end ? s->end - at : width;
-    byte *to = s->out + r * s->pitch + left + a - s->head;
-    if (s->streamed && b - a >= STREAMED_LINE)
-        stream_line(to, in + a, b - a);
+    int64_t left = i * t->chunk_row_nbytes, width = min_of(t->row_nbytes - left, t->chunk_row_nbytes);
+    int64_t at = r * t->row_nbytes + left;
+    int64_t a = at < t->head ? t->head - at : 0, b = at + width > t->end ? t->end - at : width;
+    byte *to = t->out + r * t->pitch + left + a - t->head;
+    if (t->streamed && b - a >= MIN_STREAMED_PART)
+        stream_bytes(to, in + a, b - a);
     else if (a < b)
-        copy_line(to, in + a, b - a);
+        copy_bytes(to, in + a, b - a);
 }
 
-/* Row r of chunks [first, first + m), none of it cut, past the caches: its lines are put together before.
+/* Row r of chunks [first, first + m), none of it cut, past the caches: its parts are assembled first.
  *
  * A cache line that belongs to two chunks would otherwise be written in two parts, and be fetched for that.
  */
-static void stream_row(const span *s, byte *const *pieces, int64_t in_piece, int64_t r, int64_t first, int64_t m)
+static void stream_row(const target *t, byte *const *pieces, int64_t in_piece, int64_t r, int64_t first, int64_t m)
 {
-    byte room[STREAMED_ROW + 2 * LINE];
-    byte *to = s->out + r * s->pitch + first * s->wide - s->head;
+    byte assembled[MAX_STREAMED_ROW + 2 * LINE];
+    byte *to = t->out + r * t->pitch + first * t->chunk_row_nbytes - t->head;
     for (int64_t i = 0; i < m;) {
-        byte *row = like_source(room, (int64_t)(uintptr_t)to);
+        byte *row = aligned_like(assembled, (int64_t)(uintptr_t)to);
         int64_t n = 0;
-        for (; i < m && n + s->wide <= STREAMED_ROW; i++) {
-            int64_t left = (first + i) * s->wide, width = left + s->wide < s->cols ? s->wide : s->cols - left;
-            copy_line(row + n, pieces[i] + in_piece, width);
+        for (; i < m && n + t->chunk_row_nbytes <= MAX_STREAMED_ROW; i++) {
+            int64_t left = (first + i) * t->chunk_row_nbytes, width = min_of(t->row_nbytes - left, t->chunk_row_nbytes);
+            copy_bytes(row + n, pieces[i] + in_piece, width);
             n += width;
         }
-        stream_line(to, row, n);
+        stream_bytes(to, row, n);
         to += n;
     }
 }
@@ -130,74 +132,78 @@ static void stream_row(const span *s, byte *const *pieces, int64_t in_piece, int
 /* Bytes [head, head + nbytes) of rows that lie across `count` neighbouring chunks, into `out`.
  *
  * starts:  where in the file each chunk's elements begin;  skip: bytes of each chunk before the first wanted row
- * wide:    bytes of a chunk's row;  cols: bytes of the matrix's row, at most count * wide
- * pitch:   distance of rows in `out`, which stands for the byte `head` of the first row
- * scratch: scratch_nbytes, at least wide, and LINE more; pieces of several chunks are read into it, then placed row by
- *          row, for whole cache lines of `out` are written faster than parts of them
+ * chunk_row_nbytes: bytes of a chunk's row;  row_nbytes: of the matrix's row, at most count * chunk_row_nbytes
+ * pitch:   distance of rows in `out`, which begins with the byte `head` of the first row
+ * scratch: scratch_nbytes, at least chunk_row_nbytes, and LINE more. Pieces of several chunks are read into it, then
+ *          placed row by row, because whole cache lines of `out` are written faster than parts of them
  * Returns 0, or 1 + the offset where the file ends, or -errno.
  */
-static int64_t gather(int fd, const int64_t *starts, int64_t skip, int64_t count, int64_t wide, int64_t cols,
-                      int64_t head, int64_t nbytes, byte *out, int64_t pitch, byte *scratch, int64_t scratch_nbytes,
-                      int streamed)
+static int64_t gather(int fd, const int64_t *starts, int64_t skip, int64_t count, int64_t chunk_row_nbytes,
+                      int64_t row_nbytes, int64_t head, int64_t nbytes, byte *out, int64_t pitch, byte *scratch,
+                      int64_t scratch_nbytes, int streamed)
 {
-    span s = {wide, cols, head, head + nbytes, pitch, out, streamed};
-    byte *pieces[MOST_PIECES];
-    int64_t rows = (s.end + cols - 1) / cols, room = scratch_nbytes / wide;
-    int64_t high = rows < room ? rows : room, group = (scratch_nbytes + LINE) / (high * wide + LINE);
-    group = group < MOST_PIECES ? group : MOST_PIECES;
-    for (int64_t top = 0; top < rows; top += high)
+    target t = {chunk_row_nbytes, row_nbytes, head, head + nbytes, pitch, out, streamed};
+    byte *pieces[MAX_PIECES];
+    int64_t rows = (t.end + row_nbytes - 1) / row_nbytes, piece_rows = min_of(rows, scratch_nbytes / chunk_row_nbytes);
+    int64_t piece_nbytes = piece_rows * chunk_row_nbytes + LINE;
+    int64_t group = min_of((scratch_nbytes + LINE) / piece_nbytes, MAX_PIECES);
+    for (int64_t top = 0; top < rows; top += piece_rows)
         for (int64_t first = 0; first < count; first += group) {
-            int64_t n = rows - top < high ? rows - top : high, m = count - first < group ? count - first : group;
+            int64_t n = min_of(rows - top, piece_rows), m = min_of(count - first, group);
             for (int64_t i = 0; i < m; i++) {
-                /* the cut first and last rows may not touch a chunk at all: its bytes are then not even read */
-                int64_t left = (first + i) * wide, from = top == 0 && left + wide <= head ? 1 : 0;
-                int64_t upto = top + n == rows && (rows - 1) * cols + left >= s.end ? n - 1 : n;
-                int64_t source = starts[first + i] + skip + top * wide;
-                pieces[i] = like_source(scratch + i * (high * wide + LINE), source);
-                if (from >= upto)
+                /* a cut first or last row may not touch a chunk at all: its bytes are then not even read */
+                int64_t left = (first + i) * chunk_row_nbytes, from = top == 0 && left + chunk_row_nbytes <= head;
+                int64_t stop = top + n == rows && (rows - 1) * row_nbytes + left >= t.end ? n - 1 : n;
+                int64_t source = starts[first + i] + skip + top * chunk_row_nbytes;
+                pieces[i] = aligned_like(scratch + i * piece_nbytes, source);
+                if (from >= stop)
                     continue;
-                int64_t failed = ckptfs_read_exactly(fd, pieces[i] + from * wide, (upto - from) * wide,
-                                                     source + from * wide);
+                int64_t skipped = from * chunk_row_nbytes, wanted = (stop - from) * chunk_row_nbytes;
+                int64_t failed = ckptfs_read_exactly(fd, pieces[i] + skipped, wanted, source + skipped);
                 if (failed)
                     return failed;
             }
             for (int64_t r = 0; r < n; r++) {
-                int64_t at = (top + r) * cols;
-                if (streamed && wide <= STREAMED_ROW / 2 && at >= head && at + cols <= s.end)
-                    stream_row(&s, pieces, r * wide, top + r, first, m);
+                int64_t at = (top + r) * row_nbytes, in_piece = r * chunk_row_nbytes;
+                if (streamed && chunk_row_nbytes <= MAX_STREAMED_ROW / 2 && at >= head && at + row_nbytes <= t.end)
+                    stream_row(&t, pieces, in_piece, top + r, first, m);
                 else
                     for (int64_t i = 0; i < m; i++)
-                        place(&s, pieces[i] + r * wide, top + r, first + i);
+                        put_part(&t, pieces[i] + in_piece, top + r, first + i);
             }
         }
     return 0;
 }
 
-int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t skip, int64_t count, int64_t wide, int64_t cols,
-                      int64_t head, int64_t nbytes, byte *out, int64_t pitch, byte *scratch, int64_t scratch_nbytes)
+int64_t ckptfs_gather(int fd, const int64_t *starts, int64_t skip, int64_t count, int64_t chunk_row_nbytes,
+                      int64_t row_nbytes, int64_t head, int64_t nbytes, byte *out, int64_t pitch, byte *scratch,
+                      int64_t scratch_nbytes)
 {
-    int streamed = nbytes > STREAM;
-    int64_t failed =
-        gather(fd, starts, skip, count, wide, cols, head, nbytes, out, pitch, scratch, scratch_nbytes, streamed);
+    int streamed = nbytes > MIN_STREAMED;
+    int64_t failed = gather(fd, starts, skip, count, chunk_row_nbytes, row_nbytes, head, nbytes, out, pitch, scratch,
+                            scratch_nbytes, streamed);
     if (streamed)
         end_stream();
     return failed;
 }
 
-/* Bytes [start, start + nbytes) of a matrix, row after row, across as many rows of chunks as they lie in.
+/* Bytes [start, start + nbytes) of a matrix, row after row, across as many grid rows as they lie in.
  *
- * starts: where each chunk's elements begin, `count` chunks in a row;  high: rows of a chunk.  The others as in gather.
+ * starts: where each chunk's elements begin, `grid_cols` chunks in a grid row;  chunk_rows: rows of a chunk. The other
+ * arguments as in gather.
  */
-int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t high, int64_t wide, int64_t cols,
-                           int64_t start, int64_t nbytes, byte *out, byte *scratch, int64_t scratch_nbytes)
+int64_t ckptfs_gather_range(int fd, const int64_t *starts, int64_t grid_cols, int64_t chunk_rows,
+                            int64_t chunk_row_nbytes, int64_t row_nbytes, int64_t start, int64_t nbytes, byte *out,
+                            byte *scratch, int64_t scratch_nbytes)
 {
-    const int64_t band = high * cols;
-    int streamed = nbytes > STREAM;
+    const int64_t grid_row_nbytes = chunk_rows * row_nbytes;
+    int streamed = nbytes > MIN_STREAMED;
     int64_t failed = 0;
     while (nbytes > 0 && !failed) {
-        int64_t inside = start % band, n = nbytes < band - inside ? nbytes : band - inside;
-        failed = gather(fd, starts + start / band * count, inside / cols * wide, count, wide, cols, inside % cols, n,
-                        out, cols, scratch, scratch_nbytes, streamed);
+        int64_t offset = start % grid_row_nbytes, n = min_of(nbytes, grid_row_nbytes - offset);
+        failed = gather(fd, starts + start / grid_row_nbytes * grid_cols, offset / row_nbytes * chunk_row_nbytes,
+                        grid_cols, chunk_row_nbytes, row_nbytes, offset % row_nbytes, n, out, row_nbytes, scratch,
+                        scratch_nbytes, streamed);
         start += n;
         nbytes -= n;
         out += n;
@@ -207,11 +213,10 @@ int64_t ckptfs_gather_span(int fd, const int64_t *starts, int64_t count, int64_t
     return failed;
 }
 
-/* Find out about every `step`-th LZ4 chunk, each at its offset and of the size of a plain one of `nbytes`.
- *
- * Those whose state is known are left alone. Returns as gather.
+/* Set the state of every `step`-th LZ4 chunk that is UNKNOWN, each at its offset and of the size of an uncompressed one
+ * of `nbytes`. Returns as gather.
  */
-int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states)
+int64_t ckptfs_classify_chunks(int fd, const int64_t *offsets, int64_t n, int64_t step, int64_t nbytes, byte *states)
 {
     byte head[16];
     for (int64_t i = 0; i < n; i += step) {
@@ -221,7 +226,7 @@ int64_t ckptfs_look(int fd, const int64_t *offsets, int64_t n, int64_t step, int
         if (failed)
             return failed;
         uint64_t total = big_endian(head, 8), block = big_endian(head + 8, 4), stored = big_endian(head + 12, 4);
-        states[i] = total == (uint64_t)nbytes && stored == total && block >= total ? PLAIN : ENCODED;
+        states[i] = total == (uint64_t)nbytes && stored == total && block >= total ? UNCOMPRESSED : ENCODED;
     }
     return 0;
 }
@@ -266,7 +271,7 @@ static inline void transpose_4x4(const byte *in, int64_t in_pitch, byte *out, in
 }
 #endif
 
-#define TRANSPOSE(name, type)                                                                                          \
+#define DEFINE_TRANSPOSE(name, type)                                                                                   \
     static void name(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols)      \
     {                                                                                                                  \
         for (int64_t c = 0; c < cols; c++)                                                                             \
@@ -275,24 +280,24 @@ static inline void transpose_4x4(const byte *in, int64_t in_pitch, byte *out, in
                        sizeof(type));                                                                                  \
     }
 
-TRANSPOSE(transpose_1, uint8_t)
-TRANSPOSE(transpose_2, uint16_t)
-TRANSPOSE(transpose_4, uint32_t)
-TRANSPOSE(transpose_8, uint64_t)
+DEFINE_TRANSPOSE(transpose_1, uint8_t)
+DEFINE_TRANSPOSE(transpose_2, uint16_t)
+DEFINE_TRANSPOSE(transpose_4, uint32_t)
+DEFINE_TRANSPOSE(transpose_8, uint64_t)
 
-/* A tile that fits the first-level cache, by the widest way that there is. */
+/* Transpose a tile that fits the first-level cache, with the widest instructions that there are. */
 static void transpose_tile(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols,
-                           int64_t size)
+                           int64_t itemsize)
 {
 #if defined(__SSE2__)
-    int64_t step = size == 2 ? 8 : 4;
-    if ((size == 2 || size == 4) && rows >= step && cols >= step) {
+    int64_t step = itemsize == 2 ? 8 : 4;
+    if ((itemsize == 2 || itemsize == 4) && rows >= step && cols >= step) {
         for (int64_t i = 0; i < cols; i += step)
-            for (int64_t j = 0; j < rows; j += step) { /* the last of each is done again in part, whole */
-                int64_t c = i + step < cols ? i : cols - step, r = j + step < rows ? j : rows - step;
-                const byte *from = in + r * in_pitch + c * size;
-                byte *to = out + c * out_pitch + r * size;
-                if (size == 2)
+            for (int64_t j = 0; j < rows; j += step) { /* the last square overlaps the one before */
+                int64_t c = min_of(i, cols - step), r = min_of(j, rows - step);
+                const byte *from = in + r * in_pitch + c * itemsize;
+                byte *to = out + c * out_pitch + r * itemsize;
+                if (itemsize == 2)
                     transpose_8x8(from, in_pitch, to, out_pitch);
                 else
                     transpose_4x4(from, in_pitch, to, out_pitch);
@@ -301,7 +306,7 @@ static void transpose_tile(const byte *in, int64_t in_pitch, byte *out, int64_t 
     }
 #endif
     void (*one)(const byte *, int64_t, byte *, int64_t, int64_t, int64_t) =
-        size == 1 ? transpose_1 : size == 2 ? transpose_2 : size == 4 ? transpose_4 : transpose_8;
+        itemsize == 1 ? transpose_1 : itemsize == 2 ? transpose_2 : itemsize == 4 ? transpose_4 : transpose_8;
     one(in, in_pitch, out, out_pitch, rows, cols);
 }
 
@@ -309,38 +314,40 @@ enum { TILE = 64 };
 
 /* out[c][r] = in[r][c] for elements of 1, 2, 4 or 8 bytes; pitches in bytes. */
 void ckptfs_transpose(const byte *in, int64_t in_pitch, byte *out, int64_t out_pitch, int64_t rows, int64_t cols,
-                      int64_t size)
+                      int64_t itemsize)
 {
     for (int64_t r = 0; r < rows; r += TILE)
         for (int64_t c = 0; c < cols; c += TILE)
-            transpose_tile(in + r * in_pitch + c * size, in_pitch, out + c * out_pitch + r * size, out_pitch,
-                           rows - r < TILE ? rows - r : TILE, cols - c < TILE ? cols - c : TILE, size);
+            transpose_tile(in + r * in_pitch + c * itemsize, in_pitch, out + c * out_pitch + r * itemsize, out_pitch,
+                           min_of(rows - r, TILE), min_of(cols - c, TILE), itemsize);
 }
 
 /* Columns of rows that lie in `count` chunks one below the other, transposed: out[c][r].
  *
- * starts:   where in the file row 0 of each chunk lies, `step` places from one to the next
- * high:     rows of a chunk;  wide: bytes of a chunk's row;  size: bytes of an element
- * row, rows: the wanted rows, counted from the first row of the first chunk;  col, cols: the wanted elements of a row
- * pitch:    distance of the lines of `out`;  scratch: as in gather
+ * starts:     where in the file row 0 of each chunk lies, `step` places from one to the next
+ * chunk_rows: rows of a chunk;  chunk_row_nbytes: bytes of its row;  itemsize: bytes of an element
+ * row, rows:  the wanted rows, counted from the first row of the first chunk;  col, cols: the wanted elements of a row
+ * pitch:      distance of the rows of `out`;  scratch: as in gather
  * Returns as gather.
  */
-int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, int64_t count, int64_t high, int64_t wide,
-                                 int64_t size, int64_t row, int64_t rows, int64_t col, int64_t cols, byte *out,
-                                 int64_t pitch, byte *scratch, int64_t scratch_nbytes)
+int64_t ckptfs_gather_transposed(int fd, const int64_t *starts, int64_t step, int64_t count, int64_t chunk_rows,
+                                 int64_t chunk_row_nbytes, int64_t itemsize, int64_t row, int64_t rows, int64_t col,
+                                 int64_t cols, byte *out, int64_t pitch, byte *scratch, int64_t scratch_nbytes)
 {
-    int64_t room = scratch_nbytes / wide;
+    int64_t max_rows = scratch_nbytes / chunk_row_nbytes;
     for (int64_t i = 0; i < count; i++) {
-        int64_t from = row > i * high ? row - i * high : 0;
-        int64_t upto = row + rows < (i + 1) * high ? row + rows - i * high : high;
-        for (int64_t top = from; top < upto; top += room) {
-            int64_t n = upto - top < room ? upto - top : room;
-            int64_t source = starts[i * step] + top * wide;
-            byte *piece = like_source(scratch, source);
-            int64_t failed = ckptfs_read_exactly(fd, piece, n * wide, source);
+        int64_t above = i * chunk_rows; /* rows of the chunks above this one */
+        int64_t start = row > above ? row - above : 0;
+        int64_t stop = min_of(row + rows - above, chunk_rows);
+        for (int64_t top = start; top < stop; top += max_rows) {
+            int64_t n = min_of(stop - top, max_rows);
+            int64_t source = starts[i * step] + top * chunk_row_nbytes;
+            byte *piece = aligned_like(scratch, source);
+            int64_t failed = ckptfs_read_exactly(fd, piece, n * chunk_row_nbytes, source);
             if (failed)
                 return failed;
-            ckptfs_transpose(piece + col * size, wide, out + (i * high + top - row) * size, pitch, n, cols, size);
+            ckptfs_transpose(piece + col * itemsize, chunk_row_nbytes, out + (above + top - row) * itemsize, pitch, n,
+                             cols, itemsize);
         }
     }
     return 0;

@@ -1,9 +1,9 @@
-/* Hints to the kernel about what is going to be read, for sources on a disk or far away.
+/* Prefetch requests to the kernel, for sources on a disk or on a network.
  *
- * A request wants some rows of every chunk in a row of chunks: dozens of small reads, each of which would wait on its
- * own. But these chunks are neighbours in the file, and the next requests want what is left of them. So once requests
- * were seen to wait, whole chunks are asked for, some way ahead of a sequential reader, and arrive side by side in
- * the page cache. While the source is there already nothing waits, and nothing is asked.
+ * A read of the mount needs some rows of every chunk in a grid row: dozens of small reads, each of which would wait on
+ * its own. But these chunks are neighbours in the file, and the next reads need the rest of them. So once reads were
+ * seen to wait, whole chunks are requested in advance of a sequential reader and arrive side by side in the page cache.
+ * While the source is in memory nothing waits, and nothing is requested.
  */
 #define _GNU_SOURCE
 #include "program.h"
@@ -12,243 +12,252 @@
 #include <sys/resource.h>
 
 enum {
-    MANY_WAITS = 8,         /* of one request: its source is not in memory */
-    PATIENCE = 64,          /* hints without a wait, after which no more are given */
-    LEAST_HINTED = 64 << 10, /* smaller requests are those of random readers, who would get what they never want */
-    WINDOW = 8 << 20,       /* how far ahead, at least */
-    HINTS_AHEAD = 6,        /* so many of the largest hints that the source takes, to hide how long each of them takes, */
-    FARTHEST = 24 << 20,    /* but no further than this */
-    NEAR = 4 << 20,         /* requests of one reader come in any order within this, the read-ahead of the mount */
-    MOST_WHOLE = 32 << 20,  /* of larger rows of chunks only the wanted rows are asked for, and no columns ahead */
-    GAP = 16 << 10,         /* parts no further apart are asked for together */
-    READERS = 16,
+    MANY_WAITS = 8,             /* of one read: its source is not in memory */
+    PATIENCE = 64,              /* prefetch calls without a wait, after which prefetching stops */
+    MIN_PREFETCHED = 64 << 10,  /* smaller reads are random: what is near them is not wanted */
+    MIN_WINDOW = 8 << 20,       /* how far in advance a source is requested, at least */
+    REQUESTS_IN_ADVANCE = 6,    /* this many of the largest requests that the source takes, to hide their latency, */
+    MAX_WINDOW = 24 << 20,      /* but no further than this */
+    NEAR = 4 << 20,             /* one reader's requests come in any order within this, the read-ahead of the mount */
+    MAX_WHOLE = 32 << 20,       /* of larger grid rows only the wanted rows are requested, and no columns in advance */
+    MAX_GAP = 16 << 10,         /* parts no further apart are requested together */
+    MAX_READERS = 16,
 };
 
-/* A sequential reader: what of it was told already is not told again. */
+/* A sequential reader, and what was requested for it already. */
 typedef struct {
-    int64_t of;
-    int64_t end;        /* behind its last request; in bytes, or in columns of chunks */
-    int64_t from, upto; /* what was hinted: rows or columns of chunks, or bytes */
+    int64_t serial;
+    int64_t end;         /* of its last read; in bytes, or in columns of the grid */
+    int64_t start, stop; /* requested range: rows or columns of the grid, or bytes */
     int64_t used;
 } reader;
 
-static reader readers[READERS];
+static reader readers[MAX_READERS];
 static int64_t n_used;
 static int busy, patience;
 
-/* How often this thread has waited for anything so far. */
-static int64_t waits(void)
+/* How often this thread has waited so far. */
+static int64_t count_waits(void)
 {
     struct rusage used;
     return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nvcsw;
 }
 
-/* Learn from a request that has been answered; `before` is what the hint about it returned. */
-void ckptfs_waited(int64_t before)
+/* Learn from a read that is done; `waits_before` is what the prefetch call before it returned. */
+void ckptfs_prefetch_done(int64_t waits_before)
 {
-    int64_t n = before < 0 ? 0 : waits() - before;
-    int patient = __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0;
-    if (n >= MANY_WAITS || (n > 1 && patient))
+    int64_t n = waits_before < 0 ? 0 : count_waits() - waits_before;
+    int is_active = __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0;
+    if (n >= MANY_WAITS || (n > 1 && is_active))
         __atomic_store_n(&patience, PATIENCE, __ATOMIC_RELAXED);
-    if (n >= MANY_WAITS || (n > 0 && patient))
-        ckptfs_invite_help();
+    if (n >= MANY_WAITS || (n > 0 && is_active))
+        ckptfs_wake_spare_threads();
 }
 
-/* Whether to give hints. */
-static int waiting(void)
+/* Whether recent reads have waited. */
+static int is_source_slow(void)
 {
     return __atomic_load_n(&patience, __ATOMIC_RELAXED) > 0;
 }
 
-/* The reader whose last request ended within `near` of this one, or the one unused for longest, begun anew. */
-static reader *reader_at(int64_t of, int64_t start, int64_t upto, int64_t near)
+/* The reader whose last read ended within `near` of this one, or the least recently used one, reset. */
+static reader *reader_at(int64_t serial, int64_t start, int64_t stop, int64_t near)
 {
     reader *oldest = readers;
-    for (reader *r = readers; r < readers + READERS; r++) {
-        if (r->used && r->of == of && start <= r->end + near && upto >= r->end - near)
+    for (reader *r = readers; r < readers + MAX_READERS; r++) {
+        if (r->used && r->serial == serial && start <= r->end + near && stop >= r->end - near)
             return r;
         oldest = r->used < oldest->used ? r : oldest;
     }
-    *oldest = (reader){.of = of, .end = start ? -1 : 0};
+    *oldest = (reader){.serial = serial, .end = start ? -1 : 0};
     return oldest;
 }
 
-/* What a reader that now asks for [start, upto) should be told: *from to *beyond; 0 when it jumped there.
+/* Extend what was requested for the reader that now reads [start, stop) to `window_end`. 0 when it jumped there.
  *
- * first: where what has to be told begins;  beyond: where the window ends. These two may be in another unit.
+ * What is left to request begins at *first, which is where the read itself begins at the call. *first and window_end
+ * may be in another unit than the read.
  */
-static int tell(int64_t of, int64_t start, int64_t upto, int64_t near, int64_t first, int64_t *from, int64_t beyond)
+static int extend_window(int64_t serial, int64_t start, int64_t stop, int64_t near, int64_t *first, int64_t window_end)
 {
-    if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) { /* another thread looks: the next request will do */
-        *from = beyond;
+    if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) { /* another thread is here: the next read will do */
+        *first = window_end;
         return 1;
     }
-    reader *r = reader_at(of, start, upto, near);
-    int known = r->end >= 0;
-    r->end = upto;
+    reader *r = reader_at(serial, start, stop, near);
+    int is_known = r->end >= 0;
+    r->end = stop;
     r->used = ++n_used;
-    if (known) {
-        int follows = first >= r->from && first <= r->upto;
-        *from = follows ? r->upto : first;
-        r->from = follows ? r->from : first;
-        r->upto = follows && r->upto > beyond ? r->upto : beyond;
+    if (is_known) {
+        int follows = *first >= r->start && *first <= r->stop;
+        int64_t begin = *first;
+        *first = follows ? r->stop : begin;
+        r->start = follows ? r->start : begin;
+        r->stop = follows && r->stop > window_end ? r->stop : window_end;
     }
     __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
-    return known;
+    return is_known;
 }
 
-/* A reader is going to begin at `start`: it will not have jumped there. */
-static void begin(int64_t of, int64_t start)
+/* Expect a reader at `start`: it will not count as having jumped there. */
+static void expect_reader(int64_t serial, int64_t start)
 {
     if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE))
         return;
-    reader *r = reader_at(of, start, start, 0);
+    reader *r = reader_at(serial, start, start, 0);
     r->end = start;
     r->used = ++n_used;
     __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
 }
 
+/* A range of a file that is not requested yet, so that neighbours can join it. */
 typedef struct {
     int fd;
-    int64_t step, gap, from, upto;
+    int64_t max_nbytes, max_gap, start, stop;
 } range;
 
-/* The kernel cuts a single hint at the read-ahead of the device. */
-static void ask(range *r)
+/* Request it in parts: the kernel cuts a single request at the read-ahead of the device. */
+static void flush(range *r)
 {
-    for (int64_t at = r->from; at < r->upto; at += r->step)
-        posix_fadvise(r->fd, (off_t)at, (off_t)(r->upto - at < r->step ? r->upto - at : r->step), POSIX_FADV_WILLNEED);
-    r->from = r->upto = 0;
+    for (int64_t at = r->start; at < r->stop; at += r->max_nbytes)
+        posix_fadvise(r->fd, (off_t)at, (off_t)min_of(r->stop - at, r->max_nbytes), POSIX_FADV_WILLNEED);
+    r->start = r->stop = 0;
 }
 
-static void add(range *r, int64_t from, int64_t upto)
+static void add(range *r, int64_t start, int64_t stop)
 {
-    if (from >= r->from && from <= r->upto + r->gap && r->from < r->upto) {
-        r->upto = upto > r->upto ? upto : r->upto;
+    if (start >= r->start && start <= r->stop + r->max_gap && r->start < r->stop) {
+        r->stop = stop > r->stop ? stop : r->stop;
         return;
     }
-    ask(r);
-    r->from = from;
-    r->upto = upto;
+    flush(r);
+    r->start = start;
+    r->stop = stop;
 }
 
-static void add_chunk(range *r, const node *of, int64_t i, int64_t top, int64_t bottom)
+/* Rows [top, bottom) of a chunk, unless it was never written. A compressed chunk is smaller than this. */
+static void add_chunk(range *r, const program *p, int64_t i, int64_t top, int64_t bottom)
 {
-    if (of->offsets[i] >= 0) /* it was written; chunks that were packed are smaller than this */
-        add(r, top ? of->starts[i] + top * of->wide : of->offsets[i], of->starts[i] + bottom * of->wide);
+    if (p->offsets[i] >= 0)
+        add(r, top ? p->starts[i] + top * p->chunk_row_nbytes : p->offsets[i],
+            p->starts[i] + bottom * p->chunk_row_nbytes);
 }
 
-/* How far ahead of its reader a source is asked. */
-static int64_t window(const node *of)
+/* How far in advance of its reader a source is requested. */
+static int64_t window_of(const program *p)
 {
-    int64_t several = HINTS_AHEAD * of->step < FARTHEST ? HINTS_AHEAD * of->step : FARTHEST;
-    return several > WINDOW ? several : WINDOW;
+    int64_t several = min_of(REQUESTS_IN_ADVANCE * p->prefetch_nbytes, MAX_WINDOW);
+    return several > MIN_WINDOW ? several : MIN_WINDOW;
 }
 
-static void rows(const node *of, int64_t start, int64_t nbytes)
+static void prefetch_rows(const program *p, int64_t start, int64_t nbytes)
 {
-    int64_t band = of->high * of->cols, end = start + nbytes, from = start / band, upto = (end - 1) / band + 1;
-    int64_t beyond = (end + window(of) - 1) / band + 1;
-    beyond = beyond < of->shift ? beyond : of->shift;
-    int whole = tell(2 * of->name, start, end, NEAR, from, &from, beyond) && band <= MOST_WHOLE;
+    int64_t grid_row_nbytes = p->chunk_rows * p->row_nbytes, end = start + nbytes;
+    int64_t first = start / grid_row_nbytes, stop = (end - 1) / grid_row_nbytes + 1;
+    int64_t window_end = min_of((end + window_of(p) - 1) / grid_row_nbytes + 1, p->grid_rows);
+    int whole = extend_window(2 * p->serial, start, end, NEAR, &first, window_end) && grid_row_nbytes <= MAX_WHOLE;
     if (whole)
-        upto = beyond;
-    if (from >= upto)
+        stop = window_end;
+    if (first >= stop)
         return;
     __atomic_fetch_sub(&patience, 1, __ATOMIC_RELAXED);
-    range asked = {.fd = (int)of->fd, .step = of->step, .gap = whole ? GAP : 0};
-    for (int64_t b = from; b < upto; b++) {
-        int64_t top = whole || b * band >= start ? 0 : (start - b * band) / of->cols;
-        int64_t bottom = whole || (b + 1) * band <= end ? of->high : (end - b * band + of->cols - 1) / of->cols;
-        for (int64_t i = b * of->n; i < (b + 1) * of->n; i++)
-            add_chunk(&asked, of, i, top, bottom);
+    range pending = {.fd = (int)p->fd, .max_nbytes = p->prefetch_nbytes, .max_gap = whole ? MAX_GAP : 0};
+    for (int64_t i = first; i < stop; i++) {
+        int64_t grid_row_start = i * grid_row_nbytes, grid_row_end = grid_row_start + grid_row_nbytes;
+        int64_t top = whole || grid_row_start >= start ? 0 : (start - grid_row_start) / p->row_nbytes;
+        int64_t bottom = p->chunk_rows;
+        if (!whole && grid_row_end > end)
+            bottom = (end - grid_row_start + p->row_nbytes - 1) / p->row_nbytes;
+        for (int64_t j = i * p->grid_cols; j < (i + 1) * p->grid_cols; j++)
+            add_chunk(&pending, p, j, top, bottom);
     }
-    ask(&asked);
+    flush(&pending);
 }
 
-static void columns(const node *of, int64_t first, int64_t count)
+static void prefetch_columns(const program *p, int64_t first, int64_t count)
 {
-    int64_t nbytes = of->shift * of->nbytes, more = nbytes * count > MOST_WHOLE ? 0 : window(of) / nbytes + count;
-    int64_t from = first, upto = first + count + more < of->n ? first + count + more : of->n;
-    if (!tell(2 * of->name + 1, first, first + count, more, first, &from, upto))
-        upto = first + count;
-    if (from >= upto)
+    int64_t grid_col_nbytes = p->grid_rows * p->chunk_nbytes;
+    int64_t more = grid_col_nbytes * count > MAX_WHOLE ? 0 : window_of(p) / grid_col_nbytes + count;
+    int64_t begin = first, stop = min_of(first + count + more, p->grid_cols);
+    if (!extend_window(2 * p->serial + 1, first, first + count, more, &begin, stop))
+        stop = first + count;
+    if (begin >= stop)
         return;
     __atomic_fetch_sub(&patience, 1, __ATOMIC_RELAXED);
-    range asked = {.fd = (int)of->fd, .step = of->step, .gap = GAP};
-    for (int64_t b = 0; b < of->shift; b++)
-        for (int64_t i = from; i < upto; i++)
-            add_chunk(&asked, of, b * of->n + i, 0, of->high);
-    ask(&asked);
+    range pending = {.fd = (int)p->fd, .max_nbytes = p->prefetch_nbytes, .max_gap = MAX_GAP};
+    for (int64_t i = 0; i < p->grid_rows; i++)
+        for (int64_t j = begin; j < stop; j++)
+            add_chunk(&pending, p, i * p->grid_cols + j, 0, p->chunk_rows);
+    flush(&pending);
 }
 
-static void bytes(const node *of, int64_t start, int64_t nbytes)
+static void prefetch_bytes(const program *p, int64_t start, int64_t nbytes)
 {
-    int64_t from = of->shift + start, upto = from + nbytes, beyond = upto + window(of);
-    if (!tell(-1 - of->fd, from, upto, NEAR, from, &from, beyond) || from >= beyond)
+    int64_t first = p->offset + start, stop = first + nbytes, window_end = stop + window_of(p);
+    if (!extend_window(-1 - p->fd, first, stop, NEAR, &first, window_end) || first >= window_end)
         return; /* the kernel reads ahead by itself, though not as far */
     __atomic_fetch_sub(&patience, 1, __ATOMIC_RELAXED);
-    range asked = {(int)of->fd, of->step, 0, from, beyond};
-    ask(&asked);
+    range pending = {(int)p->fd, p->prefetch_nbytes, 0, first, window_end};
+    flush(&pending);
 }
 
-/* Bytes [start, start + nbytes) of TILES, row after row, are going to be read; for ckptfs_waited. */
-int64_t ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes)
+/* Bytes [start, start + nbytes) of CHUNKS, row after row, are read next. Returns a value for ckptfs_prefetch_done. */
+int64_t ckptfs_prefetch_rows(const program *p, int64_t start, int64_t nbytes)
 {
-    if (nbytes < LEAST_HINTED)
+    if (nbytes < MIN_PREFETCHED)
         return -1;
-    if (waiting())
-        rows(of, start, nbytes);
-    return waits();
+    if (is_source_slow())
+        prefetch_rows(p, start, nbytes);
+    return count_waits();
 }
 
-/* The same of `count` columns of chunks from the one at `first` on, for a reader that goes from column to column. */
-int64_t ckptfs_ahead_columns(const node *of, int64_t first, int64_t count)
+/* The same for `count` columns of the chunk grid, for a reader that goes from column to column. */
+int64_t ckptfs_prefetch_columns(const program *p, int64_t first, int64_t count)
 {
-    if (waiting())
-        columns(of, first, count);
-    return waits();
+    if (is_source_slow())
+        prefetch_columns(p, first, count);
+    return count_waits();
 }
 
-/* The same of `nbytes` of STORED from `start` on, and of what lies behind them in the file. */
-int64_t ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes)
+/* The same for `nbytes` of FILE from `start` on, and for what lies behind them in the file. */
+int64_t ckptfs_prefetch_bytes(const program *p, int64_t start, int64_t nbytes)
 {
-    if (nbytes < LEAST_HINTED)
+    if (nbytes < MIN_PREFETCHED)
         return -1;
-    if (waiting())
-        bytes(of, start, nbytes);
-    return waits();
+    if (is_source_slow())
+        prefetch_bytes(p, start, nbytes);
+    return count_waits();
 }
 
-/* The bytes of a node from `start` on, of which there are some, will be read by somebody who has not asked yet. */
-void ckptfs_expect(const node *of, int64_t start)
+/* A reader of the program's bytes from `start` on is expected; there are bytes behind `start`. */
+void ckptfs_prefetch_start(const program *p, int64_t start)
 {
-    if (!waiting())
+    if (!is_source_slow())
         return;
-    switch (of->kind) {
-    case STORED:
-        begin(-1 - of->fd, of->shift + start);
-        bytes(of, start, 1);
+    switch (p->kind) {
+    case KIND_FILE:
+        expect_reader(-1 - p->fd, p->offset + start);
+        prefetch_bytes(p, start, 1);
         return;
-    case TILES:
-        begin(2 * of->name, start);
-        rows(of, start, 1);
+    case KIND_CHUNKS:
+        expect_reader(2 * p->serial, start);
+        prefetch_rows(p, start, 1);
         return;
-    case PART:
-        ckptfs_expect(of->part, of->shift + start);
+    case KIND_SLICE:
+        ckptfs_prefetch_start(p->source, p->offset + start);
         return;
-    case ORDER:
-        ckptfs_expect(of->part, of->order[start / of->cols] * of->cols);
+    case KIND_GATHER_ROWS:
+        ckptfs_prefetch_start(p->source, p->order[start / p->row_nbytes] * p->row_nbytes);
         return;
-    case TURN:
-        if (of->part->kind == TILES)
-            columns(of->part, 0, 1);
+    case KIND_TRANSPOSE:
+        if (p->source->kind == KIND_CHUNKS)
+            prefetch_columns(p->source, 0, 1);
         return;
-    case JOIN:
-        for (int64_t i = 0; i < of->n; i++)
-            if (start < of->starts[i + 1]) {
-                if (part_of(of, i))
-                    ckptfs_expect(part_of(of, i), start - of->starts[i]);
+    case KIND_CONCAT:
+        for (int64_t i = 0; i < p->n_sources; i++)
+            if (start < p->starts[i + 1]) {
+                if (source_of(p, i))
+                    ckptfs_prefetch_start(source_of(p, i), start - p->starts[i]);
                 return;
             }
     }

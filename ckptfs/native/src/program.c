@@ -1,8 +1,8 @@
-/* Requests of the kernel answered without Python: a file's bytes from a tree of nodes that `mount/open_file.py` makes.
+/* Answers the kernel's read requests without Python, from the read programs that mount/open_file.py builds.
  *
- * A node stands for a run of bytes: text, a part of a file, a tensor in plain chunks, or others joined, cut and put in
- * order. Whatever needs more (decoding, arithmetic, words about damage) is left to Python, which gives the same bytes
- * for the same request.
+ * A program stands for a range of bytes: a literal, a part of a file, a tensor in uncompressed chunks, or programs that
+ * are sliced, reordered, transposed or joined. Python reads whatever needs more (decoding, arithmetic, messages about
+ * damage), and gives the same bytes for the same request.
  */
 #define _GNU_SOURCE /* O_DIRECT */
 #include "program.h"
@@ -14,89 +14,92 @@
 #include <string.h>
 #include <sys/types.h>
 
-enum { MOST_ORDERED = 8 << 20, LEAST_ALIGNED = 64 << 10, PAGE = 4096 };
+enum { MAX_GATHERED = 8 << 20, MIN_ALIGNED = 64 << 10, PAGE = 4096 };
 
-static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
+static int fill(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r);
 
-int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step)
+int ckptfs_all_uncompressed(const program *p, int64_t first, int64_t count, int64_t step)
 {
-    const byte *states = of->states + first;
+    const byte *states = p->states + first;
     for (int pass = 0;; pass++) {
-        int known = 1;
+        int is_known = 1;
         for (int64_t i = 0; i < count; i++) {
-            if (states[i * step] != PLAIN && states[i * step] != UNKNOWN)
+            if (states[i * step] != UNCOMPRESSED && states[i * step] != UNKNOWN)
                 return 0;
-            known &= states[i * step] == PLAIN;
+            is_known &= states[i * step] == UNCOMPRESSED;
         }
-        if (known || pass)
-            return known;
-        if (ckptfs_look((int)of->fd, of->offsets + first, (count - 1) * step + 1, step, of->nbytes, of->states + first))
+        if (is_known || pass)
+            return is_known;
+        if (ckptfs_classify_chunks((int)p->fd, p->offsets + first, (count - 1) * step + 1, step, p->chunk_nbytes,
+                                   p->states + first))
             return 0;
     }
 }
 
-static int fill_stored(const node *of, int64_t start, int64_t nbytes, byte *out)
+static int fill_file(const program *p, int64_t start, int64_t nbytes, byte *out)
 {
-    int64_t waits = ckptfs_ahead_bytes(of, start, nbytes);
-    int64_t failed = ckptfs_read_exactly((int)of->fd, out, nbytes, of->shift + start);
-    ckptfs_waited(waits);
+    int64_t waits = ckptfs_prefetch_bytes(p, start, nbytes);
+    int64_t failed = ckptfs_read_exactly((int)p->fd, out, nbytes, p->offset + start);
+    ckptfs_prefetch_done(waits);
     return !failed;
 }
 
-static int fill_tiles(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
+static int fill_chunks(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r)
 {
-    int64_t row = start / of->cols, last = (start + nbytes - 1) / of->cols;
-    int64_t first = row / of->high * of->n, end = (last / of->high + 1) * of->n;
-    if (row == last) { /* a part of one row lies in few of its chunks */
-        end = first + (start + nbytes - 1) % of->cols / of->wide + 1;
-        first += start % of->cols / of->wide;
+    int64_t row = start / p->row_nbytes, last_row = (start + nbytes - 1) / p->row_nbytes;
+    int64_t first = row / p->chunk_rows * p->grid_cols, stop = (last_row / p->chunk_rows + 1) * p->grid_cols;
+    if (row == last_row) { /* a part of one row lies in few of its chunks */
+        stop = first + (start + nbytes - 1) % p->row_nbytes / p->chunk_row_nbytes + 1;
+        first += start % p->row_nbytes / p->chunk_row_nbytes;
     }
-    int64_t waits = ckptfs_ahead_rows(of, start, nbytes);
-    int done = ckptfs_all_plain(of, first, end - first, 1) &&
-               !ckptfs_gather_span((int)of->fd, of->starts, of->n, of->high, of->wide, of->cols, start, nbytes, out,
-                                   asked->scratch, SCRATCH);
-    ckptfs_waited(waits);
+    int64_t waits = ckptfs_prefetch_rows(p, start, nbytes);
+    int done = ckptfs_all_uncompressed(p, first, stop - first, 1) &&
+               !ckptfs_gather_range((int)p->fd, p->starts, p->grid_cols, p->chunk_rows, p->chunk_row_nbytes,
+                                    p->row_nbytes, start, nbytes, out, r->scratch, SCRATCH);
+    ckptfs_prefetch_done(waits);
     return done;
 }
 
-static int fill_rows(const node *of, int64_t row, int64_t rows, byte *out, const request *asked)
+/* Rows [row, row + rows) of a GATHER_ROWS, which come from neighbouring source rows. */
+static int fill_rows(const program *p, int64_t row, int64_t rows, byte *out, const request *r)
 {
-    const int64_t *order = of->order + row;
+    const int64_t *order = p->order + row;
     int64_t low = order[0], high = order[0], run = 1;
     while (run < rows && order[run] == order[0] + run)
         run++;
     if (run == rows)
-        return fill(of->part, order[0] * of->cols, rows * of->cols, out, asked);
+        return fill(p->source, order[0] * p->row_nbytes, rows * p->row_nbytes, out, r);
     for (int64_t i = 1; i < rows; i++) {
         low = order[i] < low ? order[i] : low;
         high = order[i] > high ? order[i] : high;
     }
-    if ((high - low + 1) * of->cols > MOST_ORDERED)
+    int64_t source_nbytes = (high - low + 1) * p->row_nbytes;
+    if (source_nbytes > MAX_GATHERED)
         return 0;
-    byte *found = malloc((size_t)((high - low + 1) * of->cols));
-    int done = found && fill(of->part, low * of->cols, (high - low + 1) * of->cols, found, asked);
+    byte *found = malloc((size_t)source_nbytes);
+    int done = found && fill(p->source, low * p->row_nbytes, source_nbytes, found, r);
     for (int64_t i = 0; done && i < rows; i++)
-        memcpy(out + i * of->cols, found + (order[i] - low) * of->cols, (size_t)of->cols);
+        memcpy(out + i * p->row_nbytes, found + (order[i] - low) * p->row_nbytes, (size_t)p->row_nbytes);
     free(found);
     return done;
 }
 
-/* Rows in blocks that each come from neighbouring rows; blocks that neighbour each other there, too, go together. */
-static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
+/* Rows move in blocks of neighbouring rows; blocks that are neighbours in the source, too, are read together. */
+static int fill_gathered(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r)
 {
     while (nbytes > 0) {
-        int64_t row = start / of->cols, inside = start % of->cols, n = of->cols - inside;
-        if (inside || nbytes < n) { /* a part of a row */
-            n = nbytes < n ? nbytes : n;
-            if (!fill(of->part, of->order[row] * of->cols + inside, n, out, asked))
+        int64_t row = start / p->row_nbytes, in_row = start % p->row_nbytes, n = p->row_nbytes - in_row;
+        if (in_row || nbytes < n) { /* a part of a row */
+            n = min_of(nbytes, n);
+            if (!fill(p->source, p->order[row] * p->row_nbytes + in_row, n, out, r))
                 return 0;
         } else {
-            int64_t rows = nbytes / of->cols, block = row / of->n;
-            while ((block + 1) * of->n < row + rows && of->offsets[block + 1] == of->offsets[block] + of->n)
+            int64_t rows = nbytes / p->row_nbytes, block = row / p->block_rows, size = p->block_rows;
+            while ((block + 1) * size < row + rows && p->offsets[block + 1] == p->offsets[block] + size)
                 block++;
-            rows = (block + 1) * of->n - row < rows ? (block + 1) * of->n - row : rows;
-            n = rows * of->cols;
-            if (!fill_rows(of, row, rows, out, asked))
+            rows = min_of((block + 1) * size - row, rows);
+            n = rows * p->row_nbytes;
+            if (!fill_rows(p, row, rows, out, r))
                 return 0;
         }
         start += n;
@@ -106,13 +109,13 @@ static int fill_ordered(const node *of, int64_t start, int64_t nbytes, byte *out
     return 1;
 }
 
-/* The last part of a JOIN that starts at or before a position. */
-static int64_t part_at(const node *of, int64_t position)
+/* The last source of a CONCAT that starts at or before a position. */
+static int64_t source_at(const program *p, int64_t position)
 {
-    int64_t low = 0, high = of->n;
+    int64_t low = 0, high = p->n_sources;
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
-        if (of->starts[middle] <= position)
+        if (p->starts[middle] <= position)
             low = middle;
         else
             high = middle;
@@ -120,112 +123,111 @@ static int64_t part_at(const node *of, int64_t position)
     return low;
 }
 
-/* How many of the bytes from `start` on there are before a part that is left to Python, or the end. */
-static int64_t fill_joined(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
+/* How many of the bytes from `start` on are in `out` now: all, or those before a source that Python reads. */
+static int64_t fill_concat(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r)
 {
     int64_t done = 0;
-    for (int64_t i = part_at(of, start); done < nbytes && i < of->n; i++) {
-        int64_t at = start + done - of->starts[i], n = of->starts[i + 1] - of->starts[i] - at;
-        n = n < nbytes - done ? n : nbytes - done;
+    for (int64_t i = source_at(p, start); done < nbytes && i < p->n_sources; i++) {
+        int64_t offset = start + done - p->starts[i], n = p->starts[i + 1] - p->starts[i] - offset;
+        n = min_of(n, nbytes - done);
         if (n <= 0)
             continue;
-        const node *part = part_of(of, i);
-        if (!part || !fill(part, at, n, out + done, asked))
+        const program *source = source_of(p, i);
+        if (!source || !fill(source, offset, n, out + done, r))
             break;
         done += n;
     }
     return done;
 }
 
-/* Whether no part of these bytes is known to be left to Python. */
-static int has_parts(const node *of, int64_t start, int64_t nbytes)
+/* Whether all sources of these bytes have programs. */
+static int has_sources(const program *p, int64_t start, int64_t nbytes)
 {
-    for (int64_t i = part_at(of, start); i < of->n && of->starts[i] < start + nbytes; i++)
-        if (of->starts[i] < of->starts[i + 1] && !part_of(of, i))
+    for (int64_t i = source_at(p, start); i < p->n_sources && p->starts[i] < start + nbytes; i++)
+        if (p->starts[i] < p->starts[i + 1] && !source_of(p, i))
             return 0;
     return 1;
 }
 
-/* 1 when all of it is in `out`. */
-static int fill(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
+/* 1 when all of it is in `out`, 0 when Python has to read it. */
+static int fill(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r)
 {
-    switch (of->kind) {
-    case TEXT:
-        memcpy(out, of->text + start, (size_t)nbytes);
+    switch (p->kind) {
+    case KIND_LITERAL:
+        memcpy(out, p->literal + start, (size_t)nbytes);
         return 1;
-    case STORED:
-        return fill_stored(of, start, nbytes, out);
-    case TILES:
-        return fill_tiles(of, start, nbytes, out, asked);
-    case PART:
-        return fill(of->part, of->shift + start, nbytes, out, asked);
-    case ORDER:
-        return fill_ordered(of, start, nbytes, out, asked);
-    case TURN:
-        return ckptfs_fill_turned(of, start, nbytes, out, asked);
-    case JOIN:
-        return fill_joined(of, start, nbytes, out, asked) == nbytes;
+    case KIND_FILE:
+        return fill_file(p, start, nbytes, out);
+    case KIND_CHUNKS:
+        return fill_chunks(p, start, nbytes, out, r);
+    case KIND_SLICE:
+        return fill(p->source, p->offset + start, nbytes, out, r);
+    case KIND_GATHER_ROWS:
+        return fill_gathered(p, start, nbytes, out, r);
+    case KIND_CONCAT:
+        return fill_concat(p, start, nbytes, out, r) == nbytes;
+    case KIND_TRANSPOSE:
+        return ckptfs_fill_transposed(p, start, nbytes, out, r);
     }
     return 0;
 }
 
-/* Bytes [start, start + nbytes) of a file, a JOIN: how many of them are in `out` now; the next one is for Python. */
-int64_t ckptfs_read(const node *file, int64_t start, int64_t nbytes, byte *out)
+/* Read a CONCAT from `start` on: how many of nbytes are in `out` now. Python reads the next one. */
+int64_t ckptfs_read(const program *file, int64_t start, int64_t nbytes, byte *out)
 {
-    request asked = {malloc(SCRATCH + LINE), nbytes}; /* freed a moment ago, and in the cache still */
-    int64_t done = asked.scratch ? fill_joined(file, start, nbytes, out, &asked) : 0;
-    free(asked.scratch);
+    request r = {malloc(SCRATCH + LINE), nbytes}; /* freed a moment ago, so still in the cache */
+    int64_t done = r.scratch ? fill_concat(file, start, nbytes, out, &r) : 0;
+    free(r.scratch);
     return done;
 }
 
-/* Give a JOIN its i-th part, which other threads may be looking for. */
-void ckptfs_give_part(node *of, int64_t i, const node *part)
+/* Set the i-th source of a CONCAT, which other threads may be reading. */
+void ckptfs_set_source(program *p, int64_t i, const program *source)
 {
-    __atomic_store_n(&of->parts[i], part, __ATOMIC_RELEASE);
+    __atomic_store_n(&p->sources[i], source, __ATOMIC_RELEASE);
 }
 
 typedef int (*fuse_read)(const char *, char *, size_t, off_t, void *);
-static fuse_read in_python;
-static size_t handle_at, flags_at;
+static fuse_read read_in_python;
+static size_t handle_offset, flags_offset;
 
-/* What the callback leaves the rest to, and where in libfuse's `struct fuse_file_info` handle and open flags are. */
-void ckptfs_serve(fuse_read python, int64_t handle_offset, int64_t flags_offset)
+/* Set the callback that answers the rest, and where handle and open flags are in libfuse's `struct fuse_file_info`. */
+void ckptfs_set_fallback(fuse_read python, int64_t handle, int64_t flags)
 {
-    in_python = python;
-    handle_at = (size_t)handle_offset;
-    flags_at = (size_t)flags_offset;
+    read_in_python = python;
+    handle_offset = (size_t)handle;
+    flags_offset = (size_t)flags;
 }
 
-/* The handle is the address of the open file's JOIN, or an odd number for others. */
+/* The handle is the address of the open file's CONCAT, or an odd number for files that Python reads. */
 static int answer(const char *path, char *out, size_t size, off_t offset, void *info)
 {
     uint64_t handle;
-    memcpy(&handle, (const byte *)info + handle_at, sizeof handle);
+    memcpy(&handle, (const byte *)info + handle_offset, sizeof handle);
     if (handle & 1)
-        return in_python(path, out, size, offset, info);
-    const node *file = (const node *)(uintptr_t)handle;
-    int64_t nbytes = file->starts[file->n] - (int64_t)offset;
-    nbytes = nbytes < (int64_t)size ? nbytes : (int64_t)size;
+        return read_in_python(path, out, size, offset, info);
+    const program *file = (const program *)(uintptr_t)handle;
+    int64_t nbytes = min_of(file->starts[file->n_sources] - (int64_t)offset, (int64_t)size);
     if (nbytes <= 0)
         return 0; /* with direct I/O the kernel does not clamp, and readers would loop */
-    if (has_parts(file, (int64_t)offset, nbytes) && ckptfs_read(file, (int64_t)offset, nbytes, (byte *)out) == nbytes)
+    if (has_sources(file, (int64_t)offset, nbytes) && ckptfs_read(file, (int64_t)offset, nbytes, (byte *)out) == nbytes)
         return (int)nbytes;
-    return in_python(path, out, size, offset, info);
+    return read_in_python(path, out, size, offset, info);
 }
 
 /* libfuse's callback `read`. */
 int ckptfs_fuse_read(const char *path, char *out, size_t size, off_t offset, void *info)
 {
     int32_t flags;
-    memcpy(&flags, (const byte *)info + flags_at, sizeof flags);
+    memcpy(&flags, (const byte *)info + flags_offset, sizeof flags);
     int done = answer(path, out, size, offset, info);
-    ckptfs_answered();
+    ckptfs_count_answer();
     if (flags & O_DIRECT)
-        ckptfs_invite_help(); /* each reader waits for each of its requests, and leaves its processor to us meanwhile */
+        ckptfs_wake_spare_threads(); /* a reader waits for each of its requests, and its processor is free meanwhile */
     return done;
 }
 
-/* libfuse's `struct fuse_bufvec` of one buffer in memory, with room for what later versions add. */
+/* libfuse's `struct fuse_bufvec` of one buffer in memory, with space for fields of later versions. */
 typedef struct {
     size_t count, idx, off, size;
     int flags;
@@ -235,16 +237,16 @@ typedef struct {
     byte more[64];
 } reply;
 
-/* libfuse's callback `read_buf`, which brings the memory of its reply along; libfuse frees it.
+/* libfuse's callback `read_buf`, which allocates the memory of its reply; libfuse frees it.
  *
- * Long ones begin with a page, as what they are copied into does: else the kernel looks each page up twice.
+ * Large replies begin at a page, as what they are copied into does: otherwise the kernel looks up each page twice.
  */
 int ckptfs_fuse_read_buf(const char *path, reply **out, size_t size, off_t offset, void *info)
 {
     reply *made = calloc(1, sizeof *made);
     if (!made)
         return -ENOMEM;
-    if (size < LEAST_ALIGNED)
+    if (size < MIN_ALIGNED)
         made->mem = malloc(size);
     else if (posix_memalign(&made->mem, PAGE, size))
         made->mem = NULL;

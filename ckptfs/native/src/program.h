@@ -1,52 +1,59 @@
-/* Nodes, which stand for runs of bytes: what program.c and transpose.c share. native/program.py makes them. */
-#ifndef CKPTFS_NODES_H
-#define CKPTFS_NODES_H
+/* Read programs: trees that say where a file's bytes come from. native/program.py builds them, program.c runs them. */
+#ifndef CKPTFS_PROGRAM_H
+#define CKPTFS_PROGRAM_H
 
 #include "native.h"
 
-enum { TEXT, STORED, TILES, PART, ORDER, JOIN, TURN };
+enum { KIND_LITERAL, KIND_FILE, KIND_CHUNKS, KIND_SLICE, KIND_GATHER_ROWS, KIND_CONCAT, KIND_TRANSPOSE };
 enum { SCRATCH = 1 << 18 };
 
-/* One structure for all kinds, the twin of program.Node. All sizes and positions in bytes, but for rows and chunks. */
-typedef struct node {
-    int64_t kind, fd;
-    const byte *text;            /* TEXT */
-    const int64_t *starts;       /* TILES: where each chunk's elements begin;  JOIN: of each part, and the end */
-    const int64_t *offsets;      /* TILES: where each chunk begins;  ORDER: the first row in `part` of each block */
-    byte *states;                /* TILES */
-    const int64_t *order;        /* ORDER: which row of `part` stands in each row */
-    const struct node *part;     /* PART, ORDER;  TURN: the matrix that is transposed, TILES or rows of them joined */
-    const struct node **parts;   /* JOIN: NULL for those that are left to Python */
-    int64_t shift;               /* STORED: position in the file;  PART: in `part`;  TURN: names the tensor;
-                                    TILES: rows of chunks */
-    int64_t n;                   /* TILES: chunks in a row of them;  JOIN: parts;  ORDER: a block's rows;  TURN: rows */
-    int64_t high, wide;          /* TILES: a chunk's rows, and its row;  TURN: rows of a tile, and an element */
-    int64_t cols;                /* TILES, ORDER, TURN: the matrix's row */
-    int64_t nbytes;              /* TILES: of a chunk;  TURN: of a row of `part` */
-    int64_t step;                /* TILES, STORED: most bytes of one hint to the kernel */
-    int64_t name;                /* TILES: of the matrix, among all */
-} node;
+/* One structure for all kinds, the twin of program.Program. Offsets and sizes are in bytes unless they name rows. */
+typedef struct program {
+    int64_t kind;
+    int64_t fd;                     /* FILE, CHUNKS */
+    const byte *literal;            /* LITERAL */
+    const int64_t *starts;          /* CHUNKS: where each chunk's elements begin;  CONCAT: each source, and the end */
+    const int64_t *offsets;         /* CHUNKS: where each chunk begins;  GATHER_ROWS: first source row of each block */
+    byte *states;                   /* CHUNKS: UNKNOWN, UNCOMPRESSED, … of each chunk */
+    const int64_t *order;           /* GATHER_ROWS: the source row of each row */
+    const struct program *source;   /* SLICE, GATHER_ROWS, TRANSPOSE */
+    const struct program **sources; /* CONCAT: NULL for a source that Python reads */
+    int64_t offset;                 /* FILE: position in the file;  SLICE: in the source */
+    int64_t n_sources;              /* CONCAT */
+    int64_t grid_rows, grid_cols;   /* CHUNKS: chunks one below the other, and side by side */
+    int64_t chunk_rows;             /* CHUNKS: rows of a chunk */
+    int64_t chunk_row_nbytes;       /* CHUNKS: one row of a chunk */
+    int64_t chunk_nbytes;           /* CHUNKS: one decoded chunk */
+    int64_t row_nbytes;             /* CHUNKS, GATHER_ROWS, TRANSPOSE: one row of the matrix */
+    int64_t block_rows;             /* GATHER_ROWS: rows of a block */
+    int64_t n_rows;                 /* TRANSPOSE: rows of the transpose */
+    int64_t tile_rows;              /* TRANSPOSE: rows of a tile */
+    int64_t itemsize;               /* TRANSPOSE: one element */
+    int64_t source_row_nbytes;      /* TRANSPOSE: one row of the source */
+    int64_t serial;                 /* CHUNKS, TRANSPOSE: identifies the tensor in this process */
+    int64_t prefetch_nbytes;        /* FILE, CHUNKS: largest prefetch request that the kernel does not cut */
+} program;
 
-/* What a request brings along: SCRATCH + LINE bytes of memory, and how many bytes it is about. */
+/* One read request: SCRATCH + LINE bytes of memory for its use, and its size. */
 typedef struct {
     byte *scratch;
-    int64_t asked;
+    int64_t nbytes;
 } request;
 
-/* Whether `count` chunks from `first` on, each `step`-th, are plain; looks at those not looked at before. */
-int ckptfs_all_plain(const node *of, int64_t first, int64_t count, int64_t step);
-/* 1 when bytes [start, start + nbytes) of a TURN are in `out`. */
-int ckptfs_fill_turned(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked);
+/* Whether `count` chunks from `first` on, each `step`-th, are uncompressed; classifies those that are UNKNOWN. */
+int ckptfs_all_uncompressed(const program *p, int64_t first, int64_t count, int64_t step);
+/* 1 when bytes [start, start + nbytes) of a TRANSPOSE are in `out`, 0 when Python has to read them. */
+int ckptfs_fill_transposed(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r);
 
-/* A hint before bytes are read, and ckptfs_waited with what it returned behind that: see prefetch.c. */
-int64_t ckptfs_ahead_rows(const node *of, int64_t start, int64_t nbytes);
-int64_t ckptfs_ahead_columns(const node *of, int64_t first, int64_t count);
-int64_t ckptfs_ahead_bytes(const node *of, int64_t start, int64_t nbytes);
-void ckptfs_waited(int64_t before);
+/* Called before bytes are read;  what they return goes to ckptfs_prefetch_done afterwards. See prefetch.c. */
+int64_t ckptfs_prefetch_rows(const program *p, int64_t start, int64_t nbytes);
+int64_t ckptfs_prefetch_columns(const program *p, int64_t first, int64_t count);
+int64_t ckptfs_prefetch_bytes(const program *p, int64_t start, int64_t nbytes);
+void ckptfs_prefetch_done(int64_t waits_before);
 
-static inline const node *part_of(const node *of, int64_t i)
+static inline const program *source_of(const program *p, int64_t i)
 {
-    return __atomic_load_n(&of->parts[i], __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&p->sources[i], __ATOMIC_ACQUIRE);
 }
 
 #endif

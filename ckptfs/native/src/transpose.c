@@ -1,7 +1,7 @@
 /* Transposed matrices: tiles of whole rows, made of columns of chunks.
  *
- * A tile that is asked for in parts is kept until all of it has been: the next request of a sequential reader finds
- * the rest. What single pages need is left to Python, whose cache is larger.
+ * A tile that is read in parts is kept until all of it has been read, so that a sequential reader's next request finds
+ * the rest. Single pages are left to Python, whose cache is larger.
  */
 #include "program.h"
 
@@ -9,54 +9,68 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILES_KEPT = 16, LEAST_ASKED = 256 << 10 };
+enum { MAX_TILES = 16, MIN_REQUEST = 256 << 10 };
 enum { FREE, MAKING, READY };
 
 typedef struct {
     int state;
-    int64_t tensor, top; /* what it is */
+    int64_t serial, top; /* of the tensor; the tile's first row */
     int64_t nbytes, used, readers, last;
     byte *data;
 } tile;
 
-static tile kept[TILES_KEPT];
-static int64_t budget, n_asked;
+static tile tiles[MAX_TILES];
+static int64_t budget, n_taken;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
 
-/* Columns [top, top + count) of a matrix with rows of `line` bytes, as rows of `out`. 0: that is left to Python. */
-static int turn(const node *of, int64_t rows, int64_t line, int64_t top, int64_t count, int64_t size, byte *out,
-                int64_t pitch, byte *scratch)
+/* What is transposed: columns [col, col + n_cols) of the source become rows of `out`, `pitch` bytes apart. */
+typedef struct {
+    int64_t row_nbytes, itemsize; /* of the source */
+    int64_t col, n_cols, pitch;
+    byte *scratch;
+} columns;
+
+/* Transpose the columns of `rows` rows of CHUNKS. 0 when Python has to. */
+static int transpose_chunks(const program *p, int64_t rows, const columns *c, byte *out)
 {
-    if (of->kind == JOIN) {
-        for (int64_t i = 0; i < of->n; i++) {
-            int64_t nbytes = of->starts[i + 1] - of->starts[i];
-            const node *part = part_of(of, i);
-            if (!part || nbytes % line || !turn(part, nbytes / line, line, top, count, size, out, pitch, scratch))
-                return 0;
-            out += nbytes / line * size;
-        }
-        return 1;
-    }
-    if (of->kind != TILES || of->cols != line)
+    if (p->kind != KIND_CHUNKS || p->row_nbytes != c->row_nbytes)
         return 0;
-    int64_t wide = of->wide / size, bands = (rows + of->high - 1) / of->high;
-    int64_t waits = ckptfs_ahead_columns(of, top / wide, (top + count - 1) / wide - top / wide + 1);
-    for (int64_t done = 0, n; done < count; done += n) {
-        int64_t col = top + done, first = col / wide;
-        n = count - done < wide - col % wide ? count - done : wide - col % wide;
-        if (!ckptfs_all_plain(of, first, bands, of->n) ||
-            ckptfs_gather_transposed((int)of->fd, of->starts + first, of->n, bands, of->high, of->wide, size, 0, rows,
-                                     col % wide, n, out + done * pitch, pitch, scratch, SCRATCH))
+    int64_t chunk_cols = p->chunk_row_nbytes / c->itemsize, grid_rows = (rows + p->chunk_rows - 1) / p->chunk_rows;
+    int64_t first = c->col / chunk_cols, last = (c->col + c->n_cols - 1) / chunk_cols;
+    int64_t waits = ckptfs_prefetch_columns(p, first, last - first + 1);
+    for (int64_t done = 0, n; done < c->n_cols; done += n) {
+        int64_t col = c->col + done, grid_col = col / chunk_cols;
+        n = min_of(c->n_cols - done, chunk_cols - col % chunk_cols);
+        if (!ckptfs_all_uncompressed(p, grid_col, grid_rows, p->grid_cols) ||
+            ckptfs_gather_transposed((int)p->fd, p->starts + grid_col, p->grid_cols, grid_rows, p->chunk_rows,
+                                     p->chunk_row_nbytes, c->itemsize, 0, rows, col % chunk_cols, n,
+                                     out + done * c->pitch, c->pitch, c->scratch, SCRATCH))
             return 0;
     }
-    ckptfs_waited(waits);
+    ckptfs_prefetch_done(waits);
     return 1;
 }
 
-static int make(const node *of, int64_t top, int64_t rows, byte *out, const request *asked)
+/* The same for `rows` rows of CHUNKS or of a CONCAT of them. */
+static int transpose_columns(const program *p, int64_t rows, const columns *c, byte *out)
 {
-    return turn(of->part, of->cols / of->wide, of->nbytes, top, rows, of->wide, out, of->cols, asked->scratch);
+    if (p->kind != KIND_CONCAT)
+        return transpose_chunks(p, rows, c, out);
+    for (int64_t i = 0; i < p->n_sources; i++) {
+        int64_t nbytes = p->starts[i + 1] - p->starts[i], source_rows = nbytes / c->row_nbytes;
+        const program *source = source_of(p, i);
+        if (!source || nbytes % c->row_nbytes || !transpose_columns(source, source_rows, c, out))
+            return 0;
+        out += source_rows * c->itemsize;
+    }
+    return 1;
+}
+
+static int make_tile(const program *p, int64_t top, int64_t rows, byte *out, const request *r)
+{
+    const columns c = {p->source_row_nbytes, p->itemsize, top, rows, p->row_nbytes, r->scratch};
+    return transpose_columns(p->source, p->row_nbytes / p->itemsize, &c, out);
 }
 
 static void drop(tile *t)
@@ -66,49 +80,49 @@ static void drop(tile *t)
     t->state = FREE;
 }
 
-/* A free place for a tile of nbytes, for which others may have to go; NULL when there is none. With the lock held. */
-static tile *place_for(int64_t nbytes)
+/* A free slot for a tile of nbytes, for which others may be dropped; NULL when there is none. Needs the lock. */
+static tile *slot_for(int64_t nbytes)
 {
     for (;;) {
         int64_t sum = nbytes;
-        tile *none = NULL, *oldest = NULL;
-        for (tile *t = kept; t < kept + TILES_KEPT; t++) {
+        tile *empty = NULL, *oldest = NULL;
+        for (tile *t = tiles; t < tiles + MAX_TILES; t++) {
             if (t->state == FREE)
-                none = t;
+                empty = t;
             else
                 sum += t->nbytes;
             if (t->state == READY && !t->readers && (!oldest || t->last < oldest->last))
                 oldest = t;
         }
-        if (none && sum <= budget)
-            return none;
+        if (empty && sum <= budget)
+            return empty;
         if (!oldest || nbytes > budget)
             return NULL;
         drop(oldest);
     }
 }
 
-/* The place of a tile that is there or being made, NULL when it is neither. With the lock held. */
-static tile *kept_tile(const node *of, int64_t top)
+/* The slot of a tile that exists or is being made, NULL when there is none. Needs the lock. */
+static tile *find_tile(const program *p, int64_t top)
 {
-    for (tile *t = kept; t < kept + TILES_KEPT; t++)
-        if (t->state != FREE && t->tensor == of->shift && t->top == top)
+    for (tile *t = tiles; t < tiles + MAX_TILES; t++)
+        if (t->state != FREE && t->serial == p->serial && t->top == top)
             return t;
     return NULL;
 }
 
-/* The tile, found or made, with one more reader; NULL when that is left to Python. */
-static tile *take(const node *of, int64_t top, int64_t rows, const request *asked)
+/* The tile, found or made, with one more reader; NULL when Python has to read it. */
+static tile *take_tile(const program *p, int64_t top, int64_t rows, const request *r)
 {
     tile *found;
     pthread_mutex_lock(&lock);
-    while ((found = kept_tile(of, top)) && found->state == MAKING)
-        pthread_cond_wait(&made, &lock); /* its place may have another tile by then */
-    if (!found && asked->asked >= LEAST_ASKED && (found = place_for(rows * of->cols))) {
-        *found = (tile){.state = MAKING, .tensor = of->shift, .top = top, .nbytes = rows * of->cols};
+    while ((found = find_tile(p, top)) && found->state == MAKING)
+        pthread_cond_wait(&made, &lock); /* its slot may hold another tile by then */
+    if (!found && r->nbytes >= MIN_REQUEST && (found = slot_for(rows * p->row_nbytes))) {
+        *found = (tile){.state = MAKING, .serial = p->serial, .top = top, .nbytes = rows * p->row_nbytes};
         pthread_mutex_unlock(&lock);
-        byte *data = malloc((size_t)(rows * of->cols));
-        int done = data && make(of, top, rows, data, asked);
+        byte *data = malloc((size_t)(rows * p->row_nbytes));
+        int done = data && make_tile(p, top, rows, data, r);
         pthread_mutex_lock(&lock);
         found->data = data;
         found->state = READY;
@@ -120,7 +134,7 @@ static tile *take(const node *of, int64_t top, int64_t rows, const request *aske
     }
     if (found) {
         found->readers++;
-        found->last = ++n_asked;
+        found->last = ++n_taken;
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -136,20 +150,20 @@ static void give_back(tile *t, int64_t used)
     pthread_mutex_unlock(&lock);
 }
 
-int ckptfs_fill_turned(const node *of, int64_t start, int64_t nbytes, byte *out, const request *asked)
+int ckptfs_fill_transposed(const program *p, int64_t start, int64_t nbytes, byte *out, const request *r)
 {
     while (nbytes > 0) {
-        int64_t top = start / of->cols / of->high * of->high, rows = of->n - top < of->high ? of->n - top : of->high;
-        int64_t inside = start - top * of->cols, all = rows * of->cols;
-        int64_t n = all - inside < nbytes ? all - inside : nbytes;
-        if (n == all) {
-            if (!make(of, top, rows, out, asked))
+        int64_t top = start / p->row_nbytes / p->tile_rows * p->tile_rows, rows = min_of(p->n_rows - top, p->tile_rows);
+        int64_t offset = start - top * p->row_nbytes, tile_nbytes = rows * p->row_nbytes;
+        int64_t n = min_of(tile_nbytes - offset, nbytes);
+        if (n == tile_nbytes) {
+            if (!make_tile(p, top, rows, out, r))
                 return 0;
         } else {
-            tile *t = take(of, top, rows, asked);
+            tile *t = take_tile(p, top, rows, r);
             if (!t)
                 return 0;
-            memcpy(out, t->data + inside, (size_t)n);
+            memcpy(out, t->data + offset, (size_t)n);
             give_back(t, n);
         }
         start += n;
@@ -169,27 +183,27 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The threads that were making or reading tiles are not in the child. */
+/* The threads that made or read tiles do not exist in the child. */
 static void in_child(void)
 {
     pthread_mutex_unlock(&lock);
     pthread_cond_init(&made, NULL);
-    for (tile *t = kept; t < kept + TILES_KEPT; t++) {
+    for (tile *t = tiles; t < tiles + MAX_TILES; t++) {
         t->readers = 0;
         if (t->state == MAKING)
             t->state = FREE;
     }
 }
 
-/* How many bytes of tiles may be kept from now on, none at first; lets go of those that are. */
-void ckptfs_keep_tiles(int64_t nbytes)
+/* Set how many bytes of tiles may be kept, 0 at first; drops the tiles that are kept now. */
+void ckptfs_set_tile_budget(int64_t nbytes)
 {
-    static int ready;
+    static int is_registered;
     pthread_mutex_lock(&lock);
-    if (!ready++)
+    if (!is_registered++)
         pthread_atfork(before_fork, after_fork, in_child);
     budget = nbytes;
-    for (tile *t = kept; t < kept + TILES_KEPT; t++)
+    for (tile *t = tiles; t < tiles + MAX_TILES; t++)
         if (t->state == READY && !t->readers)
             drop(t);
     pthread_mutex_unlock(&lock);

@@ -53,9 +53,9 @@ def mixed(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 
 LZ4 = hdf5plugin.LZ4()
 CASES: dict[str, tuple[np.ndarray[Any, Any], dict[str, Any]]] = {
-    "plain": (noise((150, 131), "<u4"), {"chunks": (32, 16), **LZ4}),
-    "plain_words": (noise((257, 131), "<i2"), {"chunks": (50, 33), **LZ4}),
-    "plain_bytes": (noise((65, 37), "|u1"), {"chunks": (16, 16), **LZ4}),
+    "uncompressed": (noise((150, 131), "<u4"), {"chunks": (32, 16), **LZ4}),
+    "uncompressed_words": (noise((257, 131), "<i2"), {"chunks": (50, 33), **LZ4}),
+    "uncompressed_bytes": (noise((65, 37), "|u1"), {"chunks": (16, 16), **LZ4}),
     "one_chunk": (noise((40, 30), "<i8"), {"chunks": (40, 30), **LZ4}),
     "larger_chunk": (noise((5, 3), "<u4"), {"chunks": (16, 8), "maxshape": (None, None), **LZ4}),
     "line": (noise((3001,), "<u4"), {"chunks": (256,), **LZ4}),
@@ -123,8 +123,8 @@ def test_random_blocks(file: Path, name: str, buffer: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("buffer", [64, 1000, 1 << 21])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "empty"])
-def test_random_spans(file: Path, name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of elements that begin and end anywhere, as the extents of a file ask for them."""
+def test_random_ranges(file: Path, name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges of elements that begin and end anywhere, as the extents of a file ask for them."""
     monkeypatch.setattr(chunks_uncompressed, "BUFFER", buffer)
     rng = np.random.default_rng(5)
     with tensors_of(file) as tensors:
@@ -158,14 +158,14 @@ def test_boxes_cover_a_range_in_order(data: st.DataObject) -> None:
     total = int(np.prod(dims))
     start, stop = sorted(data.draw(st.tuples(st.integers(0, total), st.integers(0, total))))
     numbers = np.arange(total).reshape(dims)
-    parts = [numbers[tuple(slice(*span) for span in box)].ravel() for box in boxes(dims, start, stop)]
+    parts = [numbers[tuple(slice(*extent) for extent in box)].ravel() for box in boxes(dims, start, stop)]
     assert np.concatenate([np.zeros(0, int), *parts]).tolist() == list(range(start, stop))
 
 
 def test_bytes_do_not_depend_on_the_request(file: Path) -> None:
     rng = np.random.default_rng(5)
     with tensors_of(file) as tensors:
-        for name in ("plain_words", "mixed", "cube", "big_endian"):
+        for name in ("uncompressed_words", "mixed", "cube", "big_endian"):
             whole = CASES[name][0].astype(CASES[name][0].dtype.newbyteorder("<")).tobytes()
             for _ in range(50):
                 start, stop = sorted(rng.integers(0, len(whole) + 1, 2).tolist())
@@ -242,7 +242,7 @@ def test_random_transposed_blocks(file: Path, name: str) -> None:
             assert not out[:, :2].view(np.uint8).any() and not out[:, 2 + r1 - r0 :].view(np.uint8).any()
 
 
-def test_plain_chunks_are_read_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncompressed_chunks_are_read_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row piece costs its own bytes, not its chunks'; nothing goes through the cache."""
     cache = TileCache()
     counted: list[int] = []
@@ -252,8 +252,8 @@ def test_plain_chunks_are_read_in_place(file: Path, monkeypatch: pytest.MonkeyPa
     )
     with tensors_of(file, cache) as tensors:
         out = np.zeros((1, 100), "<u4")
-        tensors["plain"].read_block(70, 20, out)
-    assert out.tobytes() == CASES["plain"][0][70, 20:120].tobytes()
+        tensors["uncompressed"].read_block(70, 20, out)
+    assert out.tobytes() == CASES["uncompressed"][0][70, 20:120].tobytes()
     assert sum(counted) == out.nbytes
     assert cache.misses == 0
 
@@ -288,7 +288,7 @@ def test_truncated_after_opening(file: Path, tmp_path: Path) -> None:
     path.write_bytes(file.read_bytes())
     with tensors_of(path) as tensors:
         os.truncate(path, 5000)
-        for name in ("plain", "encoded", "contiguous", "cube"):
+        for name in ("uncompressed", "encoded", "contiguous", "cube"):
             with pytest.raises(CorruptChunk, match=name):
                 to_bytes(tensors[name])
 
@@ -298,7 +298,7 @@ def test_deleted_file_stays_readable(file: Path, tmp_path: Path) -> None:
     path.write_bytes(file.read_bytes())
     with tensors_of(path) as tensors:
         path.unlink()
-        for name in ("plain", "encoded", "contiguous"):
+        for name in ("uncompressed", "encoded", "contiguous"):
             assert to_bytes(tensors[name]) == CASES[name][0].tobytes()
 
 
@@ -307,12 +307,12 @@ def test_damaged_chunks_concern_their_own_reads(file: Path, tmp_path: Path) -> N
     path = tmp_path / "zeroed.h5"
     path.write_bytes(file.read_bytes())
     with h5py.File(path, "r") as opened:
-        where = opened["plain"].id.get_chunk_info_by_coord((32, 16))
+        where = opened["uncompressed"].id.get_chunk_info_by_coord((32, 16))
     with open(path, "r+b") as out:
         out.seek(where.byte_offset)
         out.write(bytes(where.size))
     with tensors_of(path) as tensors:
-        tensor, array = tensors["plain"], CASES["plain"][0]
+        tensor, array = tensors["uncompressed"], CASES["uncompressed"][0]
         block = np.zeros((32, 131), "<u4")
         tensor.read_block(0, 0, block)
         assert (block == array[:32]).all()

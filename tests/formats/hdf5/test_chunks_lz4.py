@@ -1,4 +1,4 @@
-"""Packed chunks decoded many at a time are what they are one by one, and a damaged one costs only what lies in it."""
+"""Chunks decoded many at a time equal chunks decoded one by one; a damaged one costs only the elements in it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ ARRAY = (np.arange(ROWS * COLS, dtype="<u4") // 41).reshape(ROWS, COLS)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Two matrices of packed chunks, one with a plain chunk in each row of chunks and with two that do not exist."""
-    with h5py.File(tmp_path / "packed.h5", "w") as out:
-        out.create_dataset("packed", data=ARRAY, chunks=CHUNK, **hdf5plugin.LZ4())
+    """Two matrices of compressed chunks, one with an uncompressed chunk in each grid row and two that do not exist."""
+    with h5py.File(tmp_path / "compressed.h5", "w") as out:
+        out.create_dataset("compressed", data=ARRAY, chunks=CHUNK, **hdf5plugin.LZ4())
         mixed = out.create_dataset("mixed", (ROWS, COLS), "<u4", chunks=CHUNK, fillvalue=7, **hdf5plugin.LZ4())
         for row in range(0, ROWS, 32):
             for col in range(0, COLS, 16):
                 if (row, col) not in {(32, 16), (64, 128)}:
                     mixed[row : row + 32, col : col + 16] = mixed_array()[row : row + 32, col : col + 16]
-    return tmp_path / "packed.h5"
+    return tmp_path / "compressed.h5"
 
 
 def mixed_array() -> np.ndarray[Any, Any]:
@@ -50,15 +50,15 @@ def mixed_array() -> np.ndarray[Any, Any]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of chunks that each call of C did."""
+    """Grid rows that each call of C decoded."""
     done: list[int] = []
-    real = library.unpack
+    real = library.decompress
 
-    def unpack(*args: Any) -> int:
+    def decompress(*args: Any) -> int:
         done.append(real(*args))
         return done[-1]
 
-    monkeypatch.setattr(library, "unpack", unpack)
+    monkeypatch.setattr(library, "decompress", decompress)
     return done
 
 
@@ -76,9 +76,9 @@ def test_this_package_of_lz4_shows_its_decoder() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 57, 131, 300, 4192, 5000, 10**6])
-@pytest.mark.parametrize("name", ["packed", "mixed"])
+@pytest.mark.parametrize("name", ["compressed", "mixed"])
 def test_any_steps(file: Path, name: str, step: int) -> None:
-    want = ARRAY if name == "packed" else mixed_array()
+    want = ARRAY if name == "compressed" else mixed_array()
     with tensors_of(file) as tensors:
         assert read(tensors[name], step) == want.tobytes()
 
@@ -87,16 +87,16 @@ def test_one_call_decodes_all(file: Path, counted: list[int]) -> None:
     cache = TileCache()
     with tensors_of(file, cache) as tensors:
         out = np.zeros((ROWS, 48), "<u4")
-        tensors["packed"].read_block(0, 16, out)
+        tensors["compressed"].read_block(0, 16, out)
     assert (out == ARRAY[:, 16:64]).all()
     assert counted == [5]
     assert cache.misses == 0
 
 
-def test_a_row_of_chunks_is_decoded_once(file: Path, counted: list[int]) -> None:
+def test_a_grid_row_is_decoded_once(file: Path, counted: list[int]) -> None:
     cache = TileCache()
     with tensors_of(file, cache) as tensors:
-        assert read(tensors["packed"], 1000) == ARRAY.tobytes()
+        assert read(tensors["compressed"], 1000) == ARRAY.tobytes()
     assert counted == [1] * 5
     assert cache.nbytes == 0  # a sequential reader never comes back
 
@@ -106,7 +106,7 @@ def test_nothing_is_kept_of_many_tensors(file: Path, counted: list[int], shift: 
     """Wherever the requests of a sequential reader cut them: also where one has a part of their first or last row."""
     cache = TileCache()
     with tensors_of(file, cache) as tensors:
-        joined = ConcatRows((tensors["packed"],) * 3)
+        joined = ConcatRows((tensors["compressed"],) * 3)
         out, done = np.zeros(3 * ROWS * COLS, "<u4"), 0
         while done < out.size:
             n = min(1000 if done else 1000 - shift, out.size - done)
@@ -117,7 +117,7 @@ def test_nothing_is_kept_of_many_tensors(file: Path, counted: list[int], shift: 
     assert counted == [1] * 15
 
 
-@pytest.mark.parametrize("name", ["packed", "mixed"])
+@pytest.mark.parametrize("name", ["compressed", "mixed"])
 @pytest.mark.parametrize("lack", ["lz4", "room", "C"])
 def test_without(file: Path, monkeypatch: pytest.MonkeyPatch, lack: str, name: str, counted: list[int]) -> None:
     if lack == "lz4":
@@ -127,7 +127,7 @@ def test_without(file: Path, monkeypatch: pytest.MonkeyPatch, lack: str, name: s
     else:
         monkeypatch.setattr(library, "LIBRARY", None)
     with tensors_of(file) as tensors:
-        want = ARRAY if name == "packed" else mixed_array()
+        want = ARRAY if name == "compressed" else mixed_array()
         assert read(tensors[name], 1000) == want.tobytes()
         assert to_bytes(tensors[name]) == want.tobytes()
     assert lack == "room" or not any(counted)
@@ -135,13 +135,13 @@ def test_without(file: Path, monkeypatch: pytest.MonkeyPatch, lack: str, name: s
 
 def test_damage_costs_what_lies_in_it(file: Path, tmp_path: Path) -> None:
     with h5py.File(file) as opened:
-        where = opened["packed"].id.get_chunk_info_by_coord((64, 32))
+        where = opened["compressed"].id.get_chunk_info_by_coord((64, 32))
     data = bytearray(file.read_bytes())
     data[where.byte_offset + 16 : where.byte_offset + where.size] = b"\xff" * (where.size - 16)
     path = tmp_path / "damaged.h5"
     path.write_bytes(data)
     with tensors_of(path) as tensors:
-        tensor = tensors["packed"]
+        tensor = tensors["compressed"]
         out = np.zeros((ROWS, COLS), "<u4")
         for rows, cols in ((slice(0, 64), slice(0, COLS)), (slice(96, ROWS), slice(0, COLS))):
             tensor.read_block(rows.start, cols.start, out[rows, cols])
@@ -156,7 +156,7 @@ def test_damage_costs_what_lies_in_it(file: Path, tmp_path: Path) -> None:
             assert caught.value.offset == where.byte_offset
 
 
-def packed(data: bytes, block: int) -> bytes:
+def compressed(data: bytes, block: int) -> bytes:
     out = struct.pack(">QI", len(data), block)
     for i in range(0, len(data), block):
         part = data[i : i + block]
@@ -176,7 +176,7 @@ def decoded(tmp_path: Path) -> Callable[[bytes, int], tuple[bytes | None, bytes 
         out = np.full((3, nbytes + 9), 0xEE, np.uint8)
         fd = os.open(path, os.O_RDONLY)
         about = np.array([0]), np.array([0]), np.array([len(stored)]), np.array([2], np.uint8)
-        done = library.unpack(fd, about, 1, (1, nbytes), (1, 1), out[1:2, 5 : 5 + nbytes])
+        done = library.decompress(fd, about, 1, (1, nbytes), (1, 1), out[1:2, 5 : 5 + nbytes])
         os.close(fd)
         found = out[1, 5 : 5 + nbytes].tobytes() if done else None
         out[1, 5 : 5 + nbytes] = 0xEE
@@ -196,7 +196,7 @@ def test_random_damage(decoded: Callable[[bytes, int], tuple[bytes | None, bytes
     for _ in range(3000):
         n = int(rng.integers(1, 3000))
         data = bytes(rng.integers(0, int(rng.choice([2, 256])), n, np.uint8))
-        stored = bytearray(packed(data, int(rng.choice([n, n, n + 5, 100, 1000]))))
+        stored = bytearray(compressed(data, int(rng.choice([n, n, n + 5, 100, 1000]))))
         kind = rng.integers(4)
         if kind == 1:
             stored[int(rng.integers(len(stored)))] ^= 1 << int(rng.integers(8))

@@ -356,10 +356,10 @@ def test_the_second_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(fd)
 
 
-def test_an_index_that_was_begun_ahead_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_worker_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     path = DATA / "h5" / "damaged" / "good.mdl"
     want = read_index(path)
-    with workers.ahead(str(path)):
+    with workers.start_early(str(path)):
         monkeypatch.setattr(h5_index, "start", lambda *args, **options: pytest.fail("another child was started"))
         found = read_index(path)
     assert found.objects == want.objects and found.metadata == want.metadata
@@ -367,21 +367,21 @@ def test_an_index_that_was_begun_ahead_is_taken(monkeypatch: pytest.MonkeyPatch)
         os.close(index.file.fd)
 
 
-def test_what_was_begun_is_ended_when_nobody_takes_it(tmp_path: Path) -> None:
+def test_an_early_worker_that_nobody_claims_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "a.mdl"
     path.write_bytes((DATA / "h5" / "damaged" / "good.mdl").read_bytes())
-    with workers.ahead(str(path)):
-        (child,) = workers._begun.values()
+    with workers.start_early(str(path)):
+        (child,) = workers._early_workers.values()
         os.utime(path, (1, 1))  # written to since: another file
         os.close(read_index(path).file.fd)
-        assert list(workers._begun.values()) == [child]
-    assert child.returncode is not None and not workers._begun
+        assert list(workers._early_workers.values()) == [child]
+    assert child.returncode is not None and not workers._early_workers
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not hdf5"])
-def test_nothing_is_begun_for_other_files(content: bytes | None, tmp_path: Path) -> None:
+def test_no_early_worker_for_other_files(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "a"
     if content is not None:
         path.write_bytes(content)
-    with workers.ahead(str(path)):
-        assert not workers._begun
+    with workers.start_early(str(path)):
+        assert not workers._early_workers

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptfs.mount.fuse import MountOptions, is_led
+from ckptfs.mount.fuse import MountOptions, is_single_server
 from ckptfs.mount.stats import Stats
 from ckptfs.native import library
 from tests.conftest import Mounter
@@ -34,13 +34,15 @@ def few(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @in_c
-def test_who_isis_led(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_single_thread_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    assert is_led(MountOptions())
-    assert not is_led(MountOptions(threads=2)), "as many as were asked for, at any time"
-    assert not is_led(MountOptions(stats=Stats())), "Python counts, C does not know whether anybody was answered"
+    assert is_single_server(MountOptions())
+    assert not is_single_server(MountOptions(threads=2)), "as many as were asked for, at any time"
+    assert not is_single_server(MountOptions(stats=Stats())), (
+        "Python counts, C does not know whether a request was answered"
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert not is_led(MountOptions())
+    assert not is_single_server(MountOptions())
 
 
 def test_a_long_read_keeps_nobody_waiting(mounter: Mounter, few: int) -> None:
