@@ -91,10 +91,10 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not exist in
 
 
 def _read(tensor: Tensor, start: int, out: npt.NDArray[Any]) -> None:
-    step = PIECE // tensor.dtype.itemsize
     if not _reads_ranges(tensor):
         read_blocks(tensor, start, out)
         return
+    step = PIECE // out.itemsize
     for done in range(0, len(out), step):
         tensor.read_range(start + done, out[done : done + step])
 

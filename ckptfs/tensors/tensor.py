@@ -19,6 +19,7 @@ FileTensor                                       yes
 Generated
 InlineTensor
 LowRank
+MemoryTensor
 PermutedAxes
 PermutedRows                                     yes
 Reshaped           yes                           yes
