@@ -32,7 +32,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 
 class ArrayTensor:
-    """A `formats.source.Tensor` over a numpy array.
+    """A `ckptfs.tensors.tensor.Tensor` over a numpy array.
 
     *dtype_name* is for arrays of words (uint16 meant as bfloat16); by default it is the array's own type.
     *reads* counts the calls of `read_block`.

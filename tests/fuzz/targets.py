@@ -221,7 +221,7 @@ def _feed_filtered(data: bytes, folder: Path) -> None:
     raw = np.frombuffer(data[n + 6 :], np.uint8)
     try:
         found = h5_filters.decode(raw, filters, data[n + 1], size)
-    except ValueError as error:  # as in `h5_chunks`
+    except ValueError as error:  # as in `hdf5.chunked`
         raise CorruptChunk("input", "w", 0, str(error)) from error
     assert len(found) == size
 

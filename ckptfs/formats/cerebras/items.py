@@ -43,7 +43,7 @@ def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
     """
     items, index, usual, unusual = reading.items, reading.index, reading.usual, []
     for key in keys:
-        same = index.places(key)
+        same = index.numbers(key)
         first = None if same is None else usual.get(same)
         if first is not None and first.tensor is not None:
             tensor = made_alike(first.tensor, index, key, index.objects[key][1])

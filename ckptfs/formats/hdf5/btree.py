@@ -38,7 +38,7 @@ def read_tree(file: SourceFile, key: str, base: int, address: int, shape: Shape,
 
 
 def _leaves(file: SourceFile, key: str, base: int, root: int, leaf: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
-    """The entries of each node of level 0. Levels fall by one at each step, and no node is visited twice.
+    """The entries of each node of level 0. Levels decrease by one at each step, and no node is visited twice.
 
     Nodes do not overlap, so all of them together are no larger than the file.
     """
@@ -63,7 +63,7 @@ def _leaves(file: SourceFile, key: str, base: int, root: int, leaf: np.dtype[Any
 
 
 def _node(file: SourceFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.NDArray[Any]] | None:
-    """(level, entries) of the node at *offset*, None when there is none."""
+    """(level, entries) of the node at *offset*, None where there is none."""
     if offset + _HEAD > file.size:
         return None
     data = os.pread(file.fd, _HEAD + _USUAL_CHILDREN * leaf.itemsize, offset)
@@ -78,7 +78,7 @@ def _node(file: SourceFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.
 
 
 def listed_chunks(file: SourceFile, key: str, shape: Shape, chunk: Shape, found: Iterable[Any]) -> ChunkTable:
-    """The chunk table of what libhdf5 lists: (element offsets, file offset, stored nbytes, mask) of each chunk."""
+    """The chunk table of what libhdf5 lists for each chunk: (element offsets, file offset, stored nbytes, mask)."""
     try:
         rows = [[*at, offset, nbytes, mask] for at, offset, nbytes, mask in found]
         table = np.array(rows, np.uint64).reshape(-1, len(shape) + 3)
@@ -98,7 +98,7 @@ def _table(
     bad = rest.any() or (cells >= np.array(grid, np.uint64)).any()
     if bad or (offset > file.size).any() or (nbytes > file.size).any():
         raise CorruptChunk(file.path, key, 0, "the index of its chunks names places outside of the tensor or the file")
-    where = np.ravel_multi_index(tuple(cells.astype(np.int64).T), grid)
+    indexes = np.ravel_multi_index(tuple(cells.astype(np.int64).T), grid)
     offsets, sizes, masks = np.full(n, -1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint32)
-    offsets[where], sizes[where], masks[where] = offset, nbytes, mask
+    offsets[indexes], sizes[indexes], masks[indexes] = offset, nbytes, mask
     return ChunkTable(grid, offsets, sizes, masks)

@@ -1,4 +1,4 @@
-"""HDF5 chunks as the real writer makes them: their shape, their LZ4 encoding, and the B-tree that finds them.
+"""Writes HDF5 chunks as the Cerebras writer does: their shape, their LZ4 encoding, and the B-tree that indexes them.
 
 ::
 
@@ -20,8 +20,8 @@ import numpy as np
 from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_cols
 
 UNDEFINED = (1 << 64) - 1
-_BASE, _LEAST, _MOST = 16 << 10, 8 << 10, 1 << 20
-_BAND = 16 << 20
+_BASE, _MIN_CHUNK, _MAX_CHUNK = 16 << 10, 8 << 10, 1 << 20
+_MAX_GRID_ROW = 16 << 20
 """Bytes of whole rows that are read at once; of longer rows each chunk is read by itself."""
 _NODE_CHILDREN = 64
 
@@ -32,11 +32,11 @@ Chunk = tuple[Shape, int, int]
 def chunk_shape(shape: Shape, itemsize: int) -> Shape:
     """The shape that h5py (3.x) chooses for chunks: near 16 KiB for a tensor of 1 MiB, doubled with each factor 10."""
     chunk = [n or 1024 for n in shape]
-    target = min(_MOST, max(_LEAST, _BASE * 2 ** math.log10(math.prod(chunk) * itemsize / (1 << 20))))
+    target = min(_MAX_CHUNK, max(_MIN_CHUNK, _BASE * 2 ** math.log10(math.prod(chunk) * itemsize / (1 << 20))))
     axis = 0
     while math.prod(chunk) > 1:
         n = math.prod(chunk) * itemsize
-        if (n < target or abs(n - target) / target < 0.5) and n < _MOST:
+        if (n < target or abs(n - target) / target < 0.5) and n < _MAX_CHUNK:
             break
         chunk[axis % len(chunk)] = -(-chunk[axis % len(chunk)] // 2)
         axis += 1
@@ -47,20 +47,20 @@ def encoded_chunks(tensor: Tensor, chunk: Shape) -> Iterator[tuple[Shape, bytes]
     """(element offsets, stored bytes) of each chunk, in the order of the offsets. Chunks at an edge are padded."""
     shape = tensor.shape
     row = n_cols(shape) * tensor.dtype.itemsize
-    buffer = np.empty(min(chunk[0], shape[0]) * row if chunk[0] * row <= _BAND else 0, np.uint8)
+    buffer = np.empty(min(chunk[0], shape[0]) * row if chunk[0] * row <= _MAX_GRID_ROW else 0, np.uint8)
     for first in range(0, shape[0], chunk[0]):
         n = min(chunk[0], shape[0] - first)
-        band = buffer[: n * row].view(tensor.dtype.storage_dtype)
-        if band.size:
-            tensor.read_block(first, 0, band.reshape(n, -1))
-            band = band.reshape(n, *shape[1:])
+        grid_row = buffer[: n * row].view(tensor.dtype.storage_dtype)
+        if grid_row.size:
+            tensor.read_block(first, 0, grid_row.reshape(n, -1))
+            grid_row = grid_row.reshape(n, *shape[1:])
         for rest in product(*(range(0, extent, step) for extent, step in zip(shape[1:], chunk[1:], strict=True))):
             offsets = (first, *rest)
             words = np.zeros(chunk, tensor.dtype.storage_dtype)
             inside = tuple(slice(min(c, s - o)) for c, s, o in zip(chunk, shape, offsets, strict=True))
-            if band.size:
+            if grid_row.size:
                 cut = slice(None), *(slice(o, o + c) for o, c in zip(rest, chunk[1:], strict=True))
-                words[inside] = band[cut]
+                words[inside] = grid_row[cut]
             else:
                 _read_chunk(tensor, offsets, words[inside])
             yield offsets, _encoded(words)

@@ -17,7 +17,7 @@ from ckptfs.native.scratch import borrow
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import BY_NUMPY, DTYPES, DType
 from ckptfs.tensors.file_tensor import FileTensor
-from ckptfs.tensors.tensor import Elements, Shape, Tensor, n_elements, nbytes
+from ckptfs.tensors.tensor import Elements, FromSource, Shape, Tensor, n_elements, nbytes
 
 _MAX_DIM = (1 << 32) - 1
 _SWAP_BUFFER = 1 << 20
@@ -41,7 +41,7 @@ class ConstantTensor:
 
 @dataclass(frozen=True, slots=True)
 class InlineTensor:
-    """A small tensor whose bytes stand in the file's metadata."""
+    """A small tensor whose bytes are stored in the file's metadata."""
 
     dtype: DType
     shape: Shape
@@ -58,22 +58,14 @@ class InlineTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class SwappedTensor:
+class SwappedTensor(FromSource):
     """A big-endian tensor, read as little-endian."""
 
-    stored: Tensor
-
-    @property
-    def dtype(self) -> DType:
-        return self.stored.dtype
+    source: Tensor
 
     @property
     def shape(self) -> Shape:
-        return self.stored.shape
-
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.stored.preferred_block
+        return self.source.shape
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         part = self.dtype.itemsize // (2 if self.dtype.name.startswith("complex") else 1)
@@ -82,7 +74,7 @@ class SwappedTensor:
             rows = out[i : i + step]
             with borrow(rows.size * self.dtype.itemsize) as buffer:
                 words = buffer.view(self.dtype.storage_dtype).reshape(rows.shape)
-                self.stored.read_block(row + i, col, words)
+                self.source.read_block(row + i, col, words)
                 buffer.view(f"u{part}").byteswap(inplace=True)
                 rows[...] = words
 

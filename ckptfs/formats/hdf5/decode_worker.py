@@ -1,4 +1,4 @@
-"""The child process that decodes chunks through libhdf5, for `h5_decoder`. libhdf5 can crash on malformed files."""
+"""The child process that decodes chunks with libhdf5, for `decoder`: libhdf5 can crash on malformed files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ckptfs.formats.hdf5.libhdf5 import FAILURES, open_file
 
 IDLE_SECONDS = 60.0
 CPU_SECONDS = 60
-"""What one chunk may take."""
+"""For one chunk."""
 
 
 def serve(fd: int) -> None:
-    """Answer requests on standard input until it ends, or until none came for a while."""
+    """Answer requests on standard input until it ends, or until none comes for a while."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a plugin that prints must not spoil the answers
     _answer_all(fd, out)
@@ -48,7 +48,7 @@ def _answer_all(fd: int, out: BinaryIO) -> None:
 
 
 def _limit_cpu() -> None:
-    """The kernel ends the process when one request takes too long, also where nobody waits for it any more."""
+    """Let the kernel end the process when a request takes too long, also where nobody waits for it any more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most, hard = int(used.ru_utime + used.ru_stime) + CPU_SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
@@ -82,12 +82,12 @@ def _available(number: int) -> bool:
 
 
 def read_chunk(dataset: h5d.DatasetID, start: list[int], shape: list[int]) -> memoryview:
-    """The elements from *start* on as they are stored; zero where the dataset ends before the chunk does."""
+    """The elements of a chunk from *start* on, as they are stored; zero beyond the end of the dataset."""
     kind = dataset.get_type()
     chunk = np.zeros(shape, f"V{kind.get_size()}")
     extents = tuple(min(n, whole - at) for n, whole, at in zip(shape, dataset.shape, start, strict=True))
-    inside, place = dataset.get_space(), h5s.create_simple(tuple(shape))
+    inside, target = dataset.get_space(), h5s.create_simple(tuple(shape))
     inside.select_hyperslab(tuple(start), extents)
-    place.select_hyperslab((0,) * len(shape), extents)
-    dataset.read(place, inside, chunk, kind)
+    target.select_hyperslab((0,) * len(shape), extents)
+    dataset.read(target, inside, chunk, kind)
     return chunk.reshape(-1).view(np.uint8).data

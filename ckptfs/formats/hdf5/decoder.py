@@ -1,8 +1,8 @@
-"""Chunks whose filters only libhdf5 and its plugins undo (lzf, szip, Zstandard, Blosc, …), through a child process.
+"""Decodes chunks whose filters only libhdf5 and its plugins know (lzf, szip, Zstandard, Blosc, …), in a child process.
 
-One child a file, started with the first such chunk and kept: starting one costs as much as decoding 50 MB. It holds
-the file and two pipes, nothing else of ours. It ends when the `Decoder` is garbage, when our end of the pipes
-closes, however that comes, or after a minute without a request; a new one takes its place when it is needed again.
+Each file has one child, which starts with the first such chunk and is kept: its start costs as much as decoding 50 MB.
+It inherits the file and two pipes, nothing else. It ends when the `Decoder` is collected, when our end of the pipes
+closes for any reason, or after a minute without a request; the next request starts a new one.
 
 Request: u32 length, JSON. Answer: u8 status, u64 length, then the decoded chunk or a text.
 """
@@ -30,12 +30,12 @@ from ckptfs.tensors.tensor import Shape
 TIMEOUT_SECONDS = 60.0
 """How long one chunk, at most 256 MiB, may take."""
 DECODED, DAMAGED, NO_CODEC = range(3)
-_MAX_TEXT = 4096
+_MAX_ERROR = 4096
 _HEAD = struct.Struct("<BQ")
 
 
 class _Died(Exception):
-    """The child ended before it had answered: it may have been idle, or libhdf5 may have crashed."""
+    """The child ended before it answered: it may have been idle, or libhdf5 may have crashed."""
 
 
 @dataclass(eq=False)  # no slots: `weakref` needs a place (a slot for it exists from Python 3.11 on)
@@ -48,14 +48,14 @@ class Decoder:
     _owner: int = 0
     """The process that started the child."""
     _locks: dict[int, threading.Lock] = field(default_factory=dict)
-    """By process: the lock of another one may have been held when this one was forked."""
+    """By process: the parent's lock may have been held when this process was forked."""
 
     def chunk(
         self, name: str, start: Shape, shape: Shape, filters: tuple[int, ...], nbytes: int
     ) -> npt.NDArray[np.uint8]:
         """The chunk of dataset *name* (a path) whose first element is *start*: *nbytes* in the stored byte order.
 
-        What lies outside of the dataset is zero. ValueError when it cannot be decoded, `MissingCodec` when a filter
+        Elements outside of the dataset are zero. ValueError when it cannot be decoded, `MissingCodec` when a filter
         is not installed.
         """
         request = json.dumps({"name": name, "start": start, "shape": shape, "filters": filters}).encode()
@@ -84,7 +84,7 @@ class Decoder:
             head = bytearray(_HEAD.size)
             _receive(child.stdout.fileno(), memoryview(head))
             status, n = _HEAD.unpack(head)
-            if n > max(nbytes, _MAX_TEXT):
+            if n > max(nbytes, _MAX_ERROR):
                 raise ValueError("the process that decodes it answered nonsense")
             data = np.empty(n, np.uint8)
             _receive(child.stdout.fileno(), data.data)

@@ -1,6 +1,6 @@
-"""The index of an HDF5 file: opened here, read by a child process, checked on arrival.
+"""The index of an HDF5 file: a child process reads it, this module checks the answer.
 
-What the child says is data from an untrusted file, so every number is checked again where it is used.
+The answer is data from an untrusted file, so every number is checked again where it is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ANSWER = 2 << 30
 """Bytes of JSON that the child may send, however large the file is."""
 _MIN_ANSWER = 64 << 20
 _MIN_VALUES = 1 << 20
-"""What a small file may take, in bytes of JSON and in commas and containers."""
+"""Limits for a small file, in bytes of JSON and in commas and containers."""
 Early = Callable[[Mapping[str, Any]], None]
 
 
@@ -53,7 +53,7 @@ class H5Object:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Everything that the metadata of one file say."""
+    """All metadata of one file."""
 
     file: SourceFile
     base: int
@@ -61,13 +61,13 @@ class Index:
     attributes: Mapping[str, Any]
     """Attributes of the root group that describe the file."""
     metadata: Mapping[str, Any]
-    """As the child's ``Metadata`` says: flattened key to an entry of *fields*, a list, or a reason."""
+    """As in `summary.Metadata`: flattened key to an entry of *fields*, a list, or a reason."""
     fields: Sequence[Any]
     objects: Mapping[str, Any]
-    """Path to a record, or to ``[place in records, address]``."""
+    """Path to a record, or to ``[index into records, address]``."""
     records: Sequence[H5Object]
     decoder: Decoder
-    """Of the chunks that need libhdf5."""
+    """For chunks that need libhdf5."""
 
     def get(self, name: str) -> H5Object | None:
         """The object stored under *name*, None when there is none."""
@@ -75,10 +75,10 @@ class Index:
         if not isinstance(raw, list):
             return None if raw is None else _object(self.file.path, name, raw)
         try:
-            place, address = raw
-            if not _is_place(place) or not (address is None or _is_place(address)):
+            number, address = raw
+            if not _is_size(number) or not (address is None or _is_size(address)):
                 raise ValueError
-            shared = self.records[place]
+            shared = self.records[number]
             kind, first, second = shared.layout or ()
         except (ValueError, TypeError, IndexError) as error:
             raise CorruptHeader(self.file.path, f"{name}: the indexing process answered nonsense") from error
@@ -94,15 +94,15 @@ class Index:
             shared.elsewhere,
         )
 
-    def places(self, key: str) -> tuple[int, int] | None:
-        """Where the metadata and the dataset of a usual key stand in *fields* and *records*; None for other keys."""
+    def numbers(self, key: str) -> tuple[int, int] | None:
+        """Indexes of a usual key's metadata in *fields* and of its dataset in *records*; None for other keys."""
         fields, record = self.metadata.get(key), self.objects.get(key)
         if type(fields) is int and type(record) is list and len(record) == 2 and type(record[0]) is int:
             return (fields, record[0]) if "/" not in key else None
         return None
 
     def stored(self, key: str) -> tuple[list[str], Mapping[str, Any]] | str:
-        """(names that are values, {stored name: fields}) of a flattened key; text: why there is no such thing."""
+        """(names that are values, {stored name: fields}) of a flattened key, or the reason why there is none."""
         found = self.metadata.get(key, "its metadata are missing")
         if type(found) is int and 0 <= found < len(self.fields):
             return [key], {key: self.fields[found]}
@@ -112,7 +112,7 @@ class Index:
 
 
 def object_path(name: str) -> str:
-    """*name* as HDF5 resolves it: no leading, doubled or trailing slash, no "." component; ".." means nothing."""
+    """*name* as HDF5 resolves it: no leading, doubled or trailing slash, no "." component; ".." is a name."""
     if "/" not in name and name != ".":
         return name
     return "/".join(part for part in name.split("/") if part not in ("", "."))
@@ -122,9 +122,9 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False, early: Ea
     """Open *path* and index it. The caller closes ``file.fd``.
 
     *early* is called with the root attributes that describe the file as soon as they are known, while the rest is
-    read; what it is told then is not checked.
+    read; they are not checked then.
 
-    Raises what `raw.open_file` raises and `CorruptHeader`, also when the indexing process dies or takes too long.
+    Raises what `files.open_file` raises and `CorruptHeader`, also when the indexing process dies or takes too long.
     With *library*, libhdf5 reads all metadata, even where the walker could.
     """
     file = open_file(path)
@@ -154,7 +154,7 @@ def chunk_list(file: SourceFile, name: str) -> list[Any]:
 
 
 def _ask(file: SourceFile, chunks: str | None, library: bool, early: Early | None = None) -> dict[str, Any]:
-    """What the child answers; *early* is told ``file`` when that comes before the rest."""
+    """The child's answer; *early* gets ``file`` where that comes before the rest."""
     answer: dict[str, Any] = {}
     n_lines = n_values = 0
     with closing(_lines(file, chunks, library)) as lines:
@@ -182,11 +182,11 @@ def _ask(file: SourceFile, chunks: str | None, library: bool, early: Early | Non
 
 
 def _text(file: SourceFile, value: Any) -> Any:
-    """An attribute of the file; long texts are told by their place."""
+    """An attribute of the file; long texts are sent as (offset, length) and read here."""
     if not isinstance(value, dict):
         return value
     start, n = value.get("at", -1), value.get("nbytes", -1)
-    if not (_is_place(start) and _is_place(n) and 0 <= start <= start + n <= file.size):
+    if not (_is_size(start) and _is_size(n) and 0 <= start <= start + n <= file.size):
         raise CorruptHeader(file.path, "the indexing process answered nonsense")
     data = os.pread(file.fd, n, start)
     if len(data) < n:
@@ -197,9 +197,9 @@ def _text(file: SourceFile, value: Any) -> Any:
 def _lines(file: SourceFile, chunks: str | None, library: bool) -> Generator[bytearray, None, None]:
     """What the child prints, line by line.
 
-    It is killed when it takes too long, or says more than a file of that size can need.
+    It is killed when it takes too long, or prints more than a file of that size can need.
     """
-    most = min(MAX_ANSWER, _MIN_ANSWER + 8 * file.size)
+    max_nbytes = min(MAX_ANSWER, _MIN_ANSWER + 8 * file.size)
     try:
         child = claim_early_worker(file.fd) if chunks is None and not library else None
         child = child or start(file.fd, file.path, chunks=chunks, library=library)
@@ -210,11 +210,11 @@ def _lines(file: SourceFile, chunks: str | None, library: bool) -> Generator[byt
     with child:
         try:
             assert child.stdout is not None
-            line, left = bytearray(), most
+            line, left = bytearray(), max_nbytes
             while part := os.read(child.stdout.fileno(), 1 << 20):
                 left -= len(part)
                 if left < 0:
-                    raise CorruptHeader(file.path, f"its metadata take more than {most} bytes")
+                    raise CorruptHeader(file.path, f"its metadata take more than {max_nbytes} bytes")
                 *ends, part = part.split(b"\n")
                 for end in ends:
                     yield line + end
@@ -224,7 +224,7 @@ def _lines(file: SourceFile, chunks: str | None, library: bool) -> Generator[byt
                 yield line
         finally:
             late.cancel()
-            child.kill()  # it has said all, or too much
+            child.kill()  # it has printed all, or too much
 
 
 def _object(path: str, name: str, raw: Any) -> H5Object:
@@ -235,8 +235,8 @@ def _object(path: str, name: str, raw: Any) -> H5Object:
         if "shape" not in raw:
             return H5Object(None, "other", None, (), None, {}, f"an HDF5 {link} link stands in its place", True)
         problem = f"its data lie in {link}, outside of the file" if link else None
-        shape = None if raw["shape"] is None else _places(raw["shape"])
-        filters = tuple((_places([number])[0], _places(values)) for number, _, values in raw["filters"])
+        shape = None if raw["shape"] is None else _sizes(raw["shape"])
+        filters = tuple((_sizes([number])[0], _sizes(values)) for number, _, values in raw["filters"])
         if not isinstance(raw["type"], str) or not isinstance(raw["attrs"], dict):
             raise TypeError
         fill = None if raw["fill"] is None else base64.b64decode(raw["fill"])
@@ -254,19 +254,19 @@ def _layout(raw: Any) -> tuple[Any, ...] | None:
         return "compact", base64.b64decode(raw[1])
     kind, first, second = raw
     if kind == "chunked":
-        first = _places(first)
-    if kind not in ("chunked", "contiguous") or not (second is None or _is_place(second)):
+        first = _sizes(first)
+    if kind not in ("chunked", "contiguous") or not (second is None or _is_size(second)):
         raise ValueError("no layout")
     return kind, first, second
 
 
-def _is_place(value: object) -> bool:
+def _is_size(value: object) -> bool:
     """Whether *value* is a number that can be a size or an address, or -1."""
     return type(value) is int and -1 <= value < 1 << 64
 
 
-def _places(values: Any) -> tuple[int, ...]:
+def _sizes(values: Any) -> tuple[int, ...]:
     found = tuple(values)
-    if not all(map(_is_place, found)):
-        raise ValueError("something else than sizes")
+    if not all(map(_is_size, found)):
+        raise ValueError("not sizes")
     return found

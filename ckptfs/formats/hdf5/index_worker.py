@@ -1,8 +1,8 @@
 """The child process that indexes an HDF5 file: request in, JSON out, nothing else.
 
 It runs with its own memory and CPU limits, so that a malformed file can neither crash nor starve the daemon. The
-walker comes first and needs only the standard library; libhdf5 is loaded when the walker meets something it
-leaves alone. Output: lines of JSON (see `respond`) that together are ``{"error": text}``, an index (see `index`) or
+walker comes first and needs only the standard library; libhdf5 is loaded when the walker meets something that it does
+not support. Output: lines of JSON (see `respond`) that together are ``{"error": text}``, an index (see `index`) or
 ``{"chunks": [...]}``.
 """
 
@@ -26,20 +26,20 @@ MAX_MEMORY = 8 << 30
 MAX_CPU_SECONDS = 300
 _MIN_CPU_SECONDS = 4
 _BYTES_A_SECOND = 256 << 10
-"""Small files get less time, as libhdf5 runs in circles on some damaged ones. 100,000 keys, a file of 200 MB without
-its data, take the walker two seconds."""
+"""Small files get less time, because libhdf5 loops on some damaged ones. The walker reads 100,000 keys (a file of 200
+MB without its data) in two seconds."""
 _NEW = ("dtypes", "is_bfloat16", "__BYTES__")
 _OLD = ("__H5_TYPE__", "is_none", "is_string", "is_scalar", "is_constructible", "string_value", "string_val")
 _OLD_DEFERRED = ("object_value", "key", "link_to_self", "filepath", "shape", "dtype", "fill_value", "jit_graph")
 ATTRIBUTES = frozenset({*_NEW, *_OLD, *_OLD_DEFERRED})
-"""Attributes of datasets that are reported: those that the reference ranks above the key's JSON, and all that
-formats before 0.5 say about a dataset."""
+"""Attributes of datasets that are reported: those that the reference prefers to the key's JSON, and all those of
+formats before 0.5."""
 
 
 def main() -> None:
     """Serve the one request in ``sys.argv[1]``: JSON with fd, path, sys_path, chunks and library.
 
-    With ``decode`` it is the file of which `h5_child_decode` decodes chunks.
+    With ``decode`` it names the file whose chunks `decode_worker` decodes.
     """
     _limit(resource.RLIMIT_AS, MAX_MEMORY)
     _limit(resource.RLIMIT_CORE, 0)
@@ -67,10 +67,10 @@ def _limit(what: int, most: int) -> None:
 
 
 def respond(fd: int, path: str, sys_path: list[str], chunks: str | None, library: bool) -> Iterator[str]:
-    """The answer as lines of JSON: objects, to be put together. A line with ``error`` takes back those before it.
+    """The answer as lines of JSON: objects, to be merged. A line with ``error`` revokes those before it.
 
-    What describes the whole file comes first, so that the reader can think about it meanwhile. The datasets are read
-    by a process of their own, beside the root's attributes.
+    Attributes of the whole file come first, so that the reader can parse them meanwhile. Another process reads the
+    datasets at the same time.
     """
     if chunks is not None or library:
         yield _dumps(answer(fd, path, sys_path, chunks, library))
@@ -93,9 +93,9 @@ def respond(fd: int, path: str, sys_path: list[str], chunks: str | None, library
 
 
 def _beside(work: Callable[[], dict[str, Any]]) -> Callable[[], str]:
-    """Begin *work* in another process; the function that is returned waits for what came out, as JSON.
+    """Start *work* in another process; the returned function waits for its result as JSON.
 
-    The path of errors is that of `_guarded`. An empty text: the process died.
+    Errors are those of `_guarded`. An empty text means that the process died.
     """
     receive, send = os.pipe()
     if os.fork() == 0:
@@ -134,7 +134,7 @@ def answer(fd: int, path: str, sys_path: list[str], chunks: str | None, library:
 
 
 def _guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What *work* gives; its failures as ``{"error": text}`` or ``{"unsupported": text}``."""
+    """The result of *work*; its failures as ``{"error": text}`` or ``{"unsupported": text}``."""
     try:
         return work()
     except Unsupported as error:
@@ -148,9 +148,9 @@ def _guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def index(fd: int, path: str, sys_path: list[str], *, library: bool = False) -> dict[str, Any]:
-    """``base``: file offset of HDF5's address 0, and what `h5_summary` makes of attributes and objects.
+    """``base`` (file offset of HDF5's address 0), and attributes and objects in the form of `summary`.
 
-    With *library* all comes from libhdf5, to compare.
+    With *library* libhdf5 reads all of it, for comparison.
     """
     try:
         if library:
@@ -170,7 +170,7 @@ def _opened(fd: int, path: str) -> tuple[superblock.MetadataFile, int]:
 
 
 def _described(fd: int, path: str) -> Iterator[dict[str, Any]]:
-    """What the root's attributes say: of the file, then of the keys."""
+    """The root's attributes: those of the file, then those of the keys."""
     file, root = _opened(fd, path)
     of_file, of_keys = object_headers.root_attributes(file, root, SUFFIX)
     yield file_attributes(of_file)
@@ -178,7 +178,7 @@ def _described(fd: int, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _listed(fd: int, path: str, sys_path: list[str]) -> dict[str, Any]:
-    """What the file holds: ``base``, ``objects`` and ``records``."""
+    """The datasets of the file: ``base``, ``objects`` and ``records``."""
     file, root = _opened(fd, path)
     objects = dict(object_headers.walk_objects(file, root, ATTRIBUTES))
     missing = [name for name, record in objects.items() if "library" in record]
@@ -193,12 +193,12 @@ def _listed(fd: int, path: str, sys_path: list[str]) -> dict[str, Any]:
 
 def _library_index(h5: Any, file: Any, base: int) -> dict[str, Any]:
     attributes = dict(h5.root_attributes(file)).items()
-    said = file_attributes(attributes) | key_metadata(attributes)
-    return {"base": base, **said, **object_records(dict(h5.walk_objects(file, ATTRIBUTES)))}
+    described = file_attributes(attributes) | key_metadata(attributes)
+    return {"base": base, **described, **object_records(dict(h5.walk_objects(file, ATTRIBUTES)))}
 
 
 def _with_library(fd: int, path: str, sys_path: list[str], use: Any) -> Any:
-    """*use(h5_library, file)* with libhdf5 loaded; the child starts without site-packages, to start fast."""
+    """*use(libhdf5, file)* with libhdf5 loaded, for which the child needs the site-packages."""
     sys.path[:] = sys_path
     from ckptfs.formats.hdf5 import libhdf5
 

@@ -1,6 +1,6 @@
-"""The same records as `h5_walk`, taken from libhdf5, for files and objects that the walker leaves to it.
+"""The same records as `object_headers`, read by libhdf5, for files and objects that the walker does not support.
 
-Runs in the indexing child only: libhdf5 can crash on malformed files. Reads no tensor data and follows no soft,
+Runs in child processes only: libhdf5 can crash on malformed files. Reads no tensor data and follows no soft,
 external or raw-file link.
 """
 
@@ -20,7 +20,7 @@ _IEEE = {2: (15, 10, 5, 0, 10), 4: (31, 23, 8, 0, 23), 8: (63, 52, 11, 0, 52)}
 
 
 def open_file(fd: int) -> h5py.File:
-    """The file behind *fd*, also when its name is gone. OSError when libhdf5 refuses it."""
+    """The file behind *fd*, also when it has been deleted. OSError when libhdf5 refuses it."""
     return h5py.File(f"/proc/self/fd/{fd}", "r", locking=False)
 
 
@@ -31,7 +31,7 @@ def root_attributes(file: h5py.File) -> Iterator[tuple[str, Any]]:
 
 
 def attribute_value(value: Any) -> Any:
-    """The Python value that `h5_walk.attribute_value` gives for the same attribute."""
+    """The Python value that `object_headers.attribute_value` gives for the same attribute."""
     if isinstance(value, h5py.Empty):
         return None
     if isinstance(value, bytes):
@@ -144,7 +144,7 @@ def _fill_value(plist: Any, dataset: h5d.DatasetID) -> bytes | None:
 
 
 def type_name(kind: h5t.TypeID) -> str:
-    """The name that `h5_messages.datatype` gives for the same type."""
+    """The name that `messages.datatype` gives for the same type."""
     if isinstance(kind, h5t.TypeFloatID) and _IEEE.get(kind.get_size()) != kind.get_fields():
         return "other"
     if isinstance(kind, h5t.TypeStringID):

@@ -1,7 +1,7 @@
 """HDF5 object header messages decoded to plain values, with `struct` alone.
 
-Covers what the Cerebras writer (h5py's defaults) makes and its close neighbours. Anything else that is valid HDF5
-raises `Unsupported`, so that libhdf5 can be asked instead. Damaged input raises one of `DAMAGE`.
+Covers what h5py writes by default, and close variants. Other valid HDF5 raises `Unsupported`, so that libhdf5 can read
+it instead. Damaged input raises one of `DAMAGE`.
 Source: "HDF5 File Format Specification Version 3.0", sections IV.A.2.a to IV.A.2.v.
 """
 
@@ -27,7 +27,7 @@ _IEEE = {2: (0, 16, 10, 5, 0, 10, 15), 4: (0, 32, 23, 8, 0, 23, 127), 8: (0, 64,
 
 
 class Unsupported(Exception):
-    """Valid HDF5 that is left to libhdf5."""
+    """Valid HDF5 that libhdf5 has to read."""
 
 
 def dataspace(data: bytes) -> tuple[int, ...] | None:

@@ -1,10 +1,10 @@
 """The metadata of an HDF5 file, walked with `struct` and `os.pread` alone.
 
 libhdf5 needs 40-70 us for a dataset and scans the whole object header for each attribute that it opens: with one
-root attribute per key, as here, that is quadratic. This walker reads every byte of metadata once. It knows what the
-Cerebras writer makes - superblock 0 to 3, symbol-table groups, object headers 1 and 2, compact attributes, text in
-global heaps - and raises `Unsupported` for the rest. No address is followed before it is checked against the file's
-size, and no structure is visited twice. Header checksums (object header 2) are not verified.
+root attribute per key that is quadratic. This walker reads every byte of metadata once. It supports what h5py writes
+by default (superblock 0 to 3, symbol-table groups, object headers 1 and 2, compact attributes, text in global heaps)
+and raises `Unsupported` for the rest. Every address is checked against the file's size before it is followed, and no
+structure is visited twice. Header checksums (object header 2) are not verified.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_GROUP_DEPTH = 64
 MAX_NAME = 1 << 16
 """Bytes of a name in a group."""
 LONG_TEXT = 16 << 10
-"""Bytes of a text that is told by its place: a tree spec of 100,000 keys has 16 MB, which go through no pipe so."""
+"""Bytes of a text that is sent as (offset, length): a tree spec of 100,000 keys has 16 MB, too much for a pipe."""
 
 _MESSAGE = struct.Struct("<HHB")
 _SYMBOL = struct.Struct("<QQI4xQQ")
@@ -105,7 +105,7 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[_Entry]:
         if head[:4] == b"TREE" and head[4] == 0:
             n = int.from_bytes(head[6:8], "little")
             children = struct.unpack(f"<{2 * n}Q", file.read(address + 24, 16 * n))[1::2]
-            file.soon(children)
+            file.prefetch(children)
             todo.extend(reversed(children))
         elif head[:4] == b"SNOD":
             n = int.from_bytes(head[6:8], "little")
@@ -118,51 +118,51 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[_Entry]:
             raise CorruptHeader(file.path, f"no group node at byte {address}")
 
 
-def _told_ahead(file: MetadataFile, entries: Iterator[_Entry]) -> Iterator[_Entry]:
-    """The same entries; their headers are asked for some at a time, no more than all file systems take."""
+def _prefetched(file: MetadataFile, entries: Iterator[_Entry]) -> Iterator[_Entry]:
+    """The same entries; their headers are prefetched, 32 at a time because file systems limit requests in flight."""
     while some := list(itertools.islice(entries, 32)):
-        file.soon(entry[1] for entry in some)
+        file.prefetch(entry[1] for entry in some)
         yield from some
 
 
 def walk_objects(file: MetadataFile, root: int, wanted: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(path, record) of each object below the root group; ``{"library": why}`` for what libhdf5 has to look at."""
+    """(path, record) of each object below the root group; ``{"library": why}`` for one that libhdf5 has to read."""
     tables = [body for kind, body in header_messages(file, root) if kind == 0x11]
     if not tables:
         raise Unsupported("new-style root group")
     todo = [("", *struct.unpack_from("<QQ", tables[0]))]
     seen = set()
     n_members = 0
-    alike = HeaderCache(file, wanted)
+    cache = HeaderCache(file, wanted)
     while todo:
         prefix, tree, heap = todo.pop()
         if tree in seen or prefix.count("/") > MAX_GROUP_DEPTH:
             continue
         seen.add(tree)
-        for name, address, cache, a, b in _told_ahead(file, group_entries(file, tree, heap)):
+        for name, address, kind, a, b in _prefetched(file, group_entries(file, tree, heap)):
             path = prefix + name
             n_members += 1
             if n_members * _SYMBOL.size > file.size:  # each has an entry of its own
                 raise CorruptHeader(file.path, "its groups share their members")
-            if cache == 1:
+            if kind == 1:
                 todo.append((path + "/", a, b))
-            elif cache == 2:
+            elif kind == 2:
                 yield path, {"link": "soft"}
             else:
-                record = _guarded_record(file, address, wanted, alike)
+                record = _guarded_record(file, address, wanted, cache)
                 if "group" in record:
                     todo.append((path + "/", *record["group"]))
                 else:
                     yield path, record
 
 
-def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str], alike: HeaderCache) -> dict[str, Any]:
-    """Damage of one object stays with that object."""
+def _guarded_record(file: MetadataFile, address: int, wanted: frozenset[str], cache: HeaderCache) -> dict[str, Any]:
+    """Its record; damage to one object becomes the error of that object alone."""
     try:
-        record = alike.record(address)
+        record = cache.record(address)
         if record is None:
             record = object_record(file, address, wanted)
-            alike.learn(address, record)
+            cache.learn(address, record)
         return record
     except Unsupported as error:
         return {"library": str(error)}
@@ -183,7 +183,7 @@ def object_record(file: MetadataFile, address: int, wanted: frozenset[str]) -> d
                 attributes[name] = attribute_value(file, type_name, shape, body[at:])
         elif kind in _DECODERS:
             field, decode = _DECODERS[kind]
-            # datasets have few different shapes, types and filters
+            # datasets differ in few shapes, types and filters
             value = file.decoded.get((kind, body), file)
             if value is file:
                 value = file.decoded[kind, body] = decode(body)
@@ -204,7 +204,7 @@ def object_record(file: MetadataFile, address: int, wanted: frozenset[str]) -> d
 
 
 def _attribute_name(file: MetadataFile, body: bytes) -> Any:
-    """The name of an attribute; the same few attributes begin with the same bytes in every dataset."""
+    """The name of an attribute, remembered by its first bytes: datasets have the same few attributes."""
     start = body[:32]
     name = file.decoded.get((0x0C, start))
     if name is None:
@@ -215,7 +215,7 @@ def _attribute_name(file: MetadataFile, body: bytes) -> Any:
 
 
 def _attribute(file: MetadataFile, body: bytes) -> Any:
-    """As `h5_messages.attribute`; remembered for values of 16 bytes, a reference to one text."""
+    """As `messages.attribute`; remembered for values of 16 bytes, which are references to one text."""
     head = body[:-16]
     found = file.decoded.get((-1, head))
     if found is None:
@@ -250,8 +250,10 @@ def _is_dense(body: bytes) -> bool:
 def root_attributes(
     file: MetadataFile, root: int, suffix: str
 ) -> tuple[Iterator[tuple[str, Any]], Iterator[tuple[str, Any]]]:
-    """(name, value) of each attribute of the root group: of those whose names do not end with *suffix*, and of those
-    whose do. They are decoded as they are asked for. A long text among the first is ``{"at": offset, "nbytes": n}``."""
+    """(name, value) of each attribute of the root group: those whose names do not end with *suffix*, then the others.
+
+    They are decoded lazily. A long text among the first is ``{"at": offset, "nbytes": n}``.
+    """
     bodies: tuple[list[bytes], list[bytes]] = [], []
     end = suffix.encode()
     for kind, body in header_messages(file, root):
@@ -268,15 +270,15 @@ def _named_values(file: MetadataFile, bodies: Iterable[bytes], long: int = 1 << 
             name, type_name, shape, at = messages.attribute(body, file.types)
             if shape == () and type_name == "str" and int.from_bytes(body[at : at + 4], "little") >= long:
                 n, address, index = _REFERENCE.unpack_from(body, at)
-                start, most = file.place_of(address, index)
-                value: Any = {"at": start, "nbytes": min(n, most)}
+                start, size = file.heap_object_range(address, index)
+                value: Any = {"at": start, "nbytes": min(n, size)}
             else:
                 value = attribute_value(file, type_name, shape, body[at:])
         yield name, value
 
 
 def _named_texts(file: MetadataFile, bodies: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
-    """As `_named_values`, sooner where values are single texts: type and space of thousands are the same bytes."""
+    """As `_named_values`, faster for single texts: thousands have the same bytes of type and dataspace."""
     usual: set[bytes] = set()
     with _damage(file):
         for body in bodies:

@@ -1,4 +1,4 @@
-"""What the index of an HDF5 file says, made from its attributes and objects in a form that is short in JSON."""
+"""The index of an HDF5 file in a form that is short in JSON, made from its attributes and objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DROPPED = ("rtfx_dtypes", "compressed", "__NUMPY__", "__TORCH__", "__NONE__", "
 _PICKLE_PREFIX = 4096
 _MAX_GRAPH = 4096
 _ADDRESS_IN = {"contiguous": 1, "chunked": 2}
-"""Where in a layout the address is."""
+"""Position of the address in a layout."""
 _MAX_VALUES = 100_000
 """Containers and commas in the JSON of one key, which describes one value."""
 
@@ -26,7 +26,7 @@ def file_attributes(attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def key_metadata(attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """``metadata`` and ``fields``: what the attributes of the root say about keys, see `Metadata`."""
+    """``metadata`` and ``fields``: the attributes of the root that describe keys, see `Metadata`."""
     metadata = Metadata()
     for name, value in attributes:
         if name.endswith(SUFFIX):
@@ -35,29 +35,29 @@ def key_metadata(attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def object_records(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """``objects`` and ``records``: what is known of the datasets, see `_shared_record`."""
-    kinds: dict[Any, int] = {}
+    """``objects`` and ``records``: the datasets, see `_shared_record`."""
+    numbers: dict[Any, int] = {}
     records: list[dict[str, Any]] = []
-    alike: dict[int, tuple[int, int, Any]] = {}
+    by_attributes: dict[int, tuple[int, int, Any]] = {}
     shared = {}
     for name, record in objects.items():
-        said = record.get("attrs")
-        same = alike.get(id(said))
+        attributes = record.get("attrs")
+        same = by_attributes.get(id(attributes))
         if same is not None:  # the same object, not an equal one: then `HeaderCache` found all else equal, too
             shared[name] = [same[0], record["layout"][same[1]]]
             continue
-        shared[name] = found = _shared_record(record, kinds, records)
+        shared[name] = found = _shared_record(record, numbers, records)
         if type(found) is list:
-            alike[id(said)] = found[0], _ADDRESS_IN[record["layout"][0]], said
+            by_attributes[id(attributes)] = found[0], _ADDRESS_IN[record["layout"][0]], attributes
     return {"objects": shared, "records": records}
 
 
 class Metadata:
     """The JSON of each key, as ``[names that are values, {stored name: fields}]`` or the reason why not (text).
 
-    The usual key is one value under its own name. Its entry is a number: the place of its fields in *fields*, which
-    the many tensors of one shape and dtype share. Their JSON differs only in the key, so most of it is not even
-    parsed: texts that are equal after the key is cut out have the same fields.
+    The usual key is one value under its own name. Its entry is a number: the index of its fields in *fields*, which the
+    many tensors of one shape and dtype share. Their JSON differs only in the key, so most of it is not parsed: texts
+    that are equal after the key is removed have the same fields.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Metadata:
         self._templates: dict[str, int] = {}
 
     def add(self, key: str, text: Any) -> None:
-        """Take in the attribute of *key*."""
+        """Add the attribute of *key*."""
         template, number = _template(key, text)
         known = None if template is None else self._templates.get(template)
         if known is not None:
@@ -85,21 +85,21 @@ class Metadata:
 
 
 def _is_sound(template: str, key: str, fields: dict[str, Any], number: int | None) -> bool:
-    """Whether equal templates mean *fields* always, but for their number."""
+    """Whether equal templates always mean these *fields*, except for their number."""
     escapes = "\\\0" in template or "\\u" in template  # after a backslash the key could mean something else
     same = number is None or (type(fields.get(_SCALAR)) is int and fields[_SCALAR] == number)
     return same and not escapes and key not in json.dumps(fields)
 
 
 def _template(key: str, text: Any) -> tuple[str | None, int | None]:
-    """*text* with NUL for each occurrence of *key* and byte 1 for the whole number that it is about, and that number.
+    """*text* with NUL for each occurrence of *key* and byte 1 for its integer value, and that value.
 
-    None where texts could differ in meaning although they are equal then: the key must be plain text with a letter
-    that JSON has inside of strings only.
+    None where equal templates could have different meanings: the key must be plain text with a letter that JSON has
+    inside of strings only.
     """
     if not isinstance(text, str) or "\0" in text or "\1" in text:
         return None, None
-    # what is an identifier is plain, and seen sooner
+    # an identifier is plain text, and faster to recognise
     if not (((key.isascii() and key.replace(".", "").isidentifier()) or _PLAIN(key)) and _IN_STRING(key)):
         return None, None
     template = text.replace(key, "\0")
@@ -132,15 +132,15 @@ def _key_metadata(text: Any) -> Any:
         return f"its metadata are no usable JSON ({type(error).__name__})"
 
 
-def _shared_record(record: dict[str, Any], kinds: dict[Any, int], records: list[dict[str, Any]]) -> Any:
-    """A record fit for JSON; ``[place in records, address]`` for datasets, which differ in little but the address."""
+def _shared_record(record: dict[str, Any], numbers: dict[Any, int], records: list[dict[str, Any]]) -> Any:
+    """A record fit for JSON; ``[index into records, address]`` for datasets: most differ in the address alone."""
     layout = record.get("layout")
     if not layout or layout[0] == "compact":
         _encode(record)
         return record
-    place = _ADDRESS_IN[layout[0]]
-    address, rest = layout[place], layout[:place] + layout[place + 1 :]
-    kind = (
+    position = _ADDRESS_IN[layout[0]]
+    address, rest = layout[position], layout[:position] + layout[position + 1 :]
+    identity = (
         record["shape"],
         record["type"],
         record["filters"],
@@ -149,9 +149,9 @@ def _shared_record(record: dict[str, Any], kinds: dict[Any, int], records: list[
         str(record["attrs"]),
         record.get("link"),
     )
-    known = kinds.get(kind)
+    known = numbers.get(identity)
     if known is None:
-        known = kinds[kind] = len(records)
+        known = numbers[identity] = len(records)
         _encode(record)
         records.append(record)
     return [known, address]
@@ -164,7 +164,7 @@ def _encode(record: dict[str, Any]) -> None:
     layout = record.get("layout")
     if layout and layout[0] == "compact":
         record["layout"] = ("compact", base64.b64encode(layout[1]).decode())
-    attributes = {**record.get("attrs", {})}  # others may have the same object
+    attributes = {**record.get("attrs", {})}  # other records may share the object
     if attributes:
         record["attrs"] = attributes
     data = attributes.get("__BYTES__")
@@ -186,7 +186,7 @@ def _from_hex(text: str) -> bytes:
 
 
 def pickled_class(prefix: bytes) -> str | None:
-    """What a pickle holds, as far as its opcodes say so: a literal's type, or the first global that it names.
+    """The class of a pickled object, as far as opcodes tell: a literal's type, or the first global that it names.
 
     The pickle is disassembled, never run; *prefix* may be cut anywhere.
     """

@@ -20,10 +20,10 @@ MAX_BLOCK = 256 << 20
 """Largest single piece of metadata that is read, in bytes."""
 _PAGE = 16 << 10
 _MAX_PAGES = 256
-_RUN = 8
+_PAGES_AT_ONCE = 8
 _MIN_TEXT = 1 << 20
 _MAX_HEAPS = 4 << 20
-"""Bytes of heaps that are remembered: neighbours in the file mostly lie in neighbouring heaps."""
+"""Bytes of heaps that are remembered: texts of neighbouring datasets mostly lie in neighbouring heaps."""
 _USUAL_HEAP = 4096
 _USUAL_HEADER = 1024
 
@@ -38,11 +38,12 @@ class MetadataFile:
         self.size = os.fstat(fd).st_size
         self.base = 0
         self.n_text = 0
-        """Bytes of text that were taken out of heaps."""
-        self.most_text = _MIN_TEXT + 4 * self.size
+        """Bytes of text that were read from heaps."""
+        self.max_text = _MIN_TEXT + 4 * self.size
         self.types: dict[bytes, str] = {}
+        """Names of datatypes by their messages."""
         self.decoded: dict[tuple[int, bytes], Any] = {}
-        """Messages already decoded."""
+        """Decoded messages by type and body."""
         self._pages: dict[int, bytes] = {}
         self._next = -1
         self._loads = self._waits = 0
@@ -69,7 +70,7 @@ class MetadataFile:
 
     def _load(self, page: int) -> bytes:
         """Read a page; several, when the one before it was the last to be read."""
-        n = _RUN if page == self._next and not self._is_far else 1
+        n = _PAGES_AT_ONCE if page == self._next and not self._is_far else 1
         self._next = page + n
         if len(self._pages) + n > _MAX_PAGES:
             self._pages.clear()
@@ -79,9 +80,8 @@ class MetadataFile:
             self._pages[page + i] = data[i * _PAGE : (i + 1) * _PAGE]
         return self._pages[page]
 
-    def soon(self, addresses: Iterable[int]) -> None:
-        """What lies there is going to be read. The kernel is told as soon as most reads were seen to wait: those of a
-        file on a network would do that one by one."""
+    def prefetch(self, addresses: Iterable[int]) -> None:
+        """Prefetch the metadata at *addresses*, once most reads had to wait: on a network each waits on its own."""
         if not self._is_far:
             waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             loads, waited, self._loads, self._waits = self._loads, waits - self._waits, 0, waits
@@ -91,32 +91,32 @@ class MetadataFile:
             pages = {start // _PAGE for start in starts} | {(start + _USUAL_HEADER) // _PAGE for start in starts}
             prefetch(self.fd, (page * _PAGE for page in pages if page not in self._pages), _PAGE)
 
-    def found(self, address: int, index: int) -> tuple[bytes, int, int]:
-        """An object of the global heap collection at *address*: where in what data it starts, and its size."""
+    def heap_object(self, address: int, index: int) -> tuple[bytes, int, int]:
+        """(heap, start, size) of an object in the global heap collection at *address*."""
         try:
-            data, places = self._heaps[address]
+            heap, objects = self._heaps[address]
         except KeyError:
-            data, places = self._remembered(address)
+            heap, objects = self._read_heap(address)
         try:
-            start, n = places[index]
+            start, n = objects[index]
         except KeyError:
             raise CorruptHeader(self.path, f"text {index} of the heap at byte {address} does not exist") from None
-        return data, start, n
+        return heap, start, n
 
-    def place_of(self, address: int, index: int) -> tuple[int, int]:
-        """Where in the file that object lies, and its size."""
-        _, start, n = self.found(address, index)
+    def heap_object_range(self, address: int, index: int) -> tuple[int, int]:
+        """(offset in the file, size) of that object."""
+        _, start, n = self.heap_object(address, index)
         return self.base + address + start, n
 
-    def _remembered(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
+    def _read_heap(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
         if self._heap_bytes > _MAX_HEAPS:
             self._heaps.clear()
             self._heap_bytes = 0
-        heap = self._heaps[address] = self._collection(address)
+        heap = self._heaps[address] = self._parse_heap(address)
         self._heap_bytes += len(heap[0])
         return heap
 
-    def _collection(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
+    def _parse_heap(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
         data = self.read(address, max(16, min(_USUAL_HEAP, self.size - self.base - address)))
         size = int.from_bytes(data[8:16], "little")
         if data[:4] != b"GCOL" or size < 16:
@@ -137,10 +137,10 @@ def text_of(file: MetadataFile, n: int, address: int, index: int) -> str:
     """The variable-length text of a reference: *n* bytes of an object in a global heap."""
     if n == 0 or address in (0, UNDEFINED):
         return ""
-    data, start, most = file.found(address, index)
-    stop = start + (n if n < most else most)
+    data, start, size = file.heap_object(address, index)
+    stop = start + (n if n < size else size)
     file.n_text += stop - start
-    if file.n_text > file.most_text:  # each text has a place of its own, but hard links name it again
+    if file.n_text > file.max_text:  # no two texts share bytes, but hard links name them again
         raise CorruptHeader(file.path, "its attributes use the same texts over and over")
     return data[start:stop].decode(errors="surrogateescape")
 

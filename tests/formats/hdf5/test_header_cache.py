@@ -39,7 +39,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict[str, Any]]
     def read(path: Path) -> dict[str, Any]:
         with monkeypatch.context() as patch:
             patch.setattr(HeaderCache, "record", lambda self, address: None)
-            patch.setattr(header_cache, "MAX_KINDS", 0)
+            patch.setattr(header_cache, "MAX_TEMPLATES", 0)
             return records(path)
 
     return read
@@ -158,7 +158,7 @@ def test_what_a_caller_does_to_a_record_stays_there(tmp_path: Path) -> None:
 
 
 def test_kinds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[int]) -> None:
-    monkeypatch.setattr(header_cache, "MAX_KINDS", 2)
+    monkeypatch.setattr(header_cache, "MAX_TEMPLATES", 2)
     path = tmp_path / "kinds.h5"
     with h5py.File(path, "w") as file:
         for i in range(20):
