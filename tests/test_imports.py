@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
-STANDARD_LIBRARY_ONLY = ["index_worker", "object_headers", "messages", "superblock", "header_cache"]
+STANDARD_LIBRARY_ONLY = ["index_worker", "object_headers", "messages", "superblock", "header_cache", "summary"]
 """Modules of `formats.hdf5` that the indexing process imports: it starts without site-packages."""
 
 
@@ -69,6 +70,12 @@ def test_dependencies_point_one_way(module: str) -> None:
     below = ROOMS[ROOMS.index(module.partition(".")[0]) :]
     ours = {name.split(".")[1] for name in imported(MODULES[module]) if name.startswith("ckptfs.")}
     assert not ours - set(below)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports in functions and for type checkers count, too."""
+    names = {module: {name.removeprefix("ckptfs.") for name in imported(path)} for module, path in MODULES.items()}
+    TopologicalSorter({module: (found & set(MODULES)) - {module} for module, found in names.items()}).prepare()
 
 
 @pytest.mark.parametrize("room", ROOMS[:-1])

@@ -11,7 +11,7 @@ import numpy as np
 from ckptfs.errors import SourceError
 from ckptfs.formats.cerebras.torchscript import REFUSAL, simple
 from ckptfs.formats.files import checked_shape
-from ckptfs.formats.hdf5.dataset import ConstantTensor, made_alike, make_tensor, stored_as, stored_dtype
+from ckptfs.formats.hdf5.dataset import ConstantTensor, at_address, make_tensor, stored_as, stored_dtype
 from ckptfs.formats.hdf5.index import H5Object, Index
 from ckptfs.formats.source import Item
 from ckptfs.tensors.cache import TileCache
@@ -46,7 +46,7 @@ def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
         same = index.numbers(key)
         first = None if same is None else usual.get(same)
         if first is not None and first.tensor is not None:
-            tensor = made_alike(first.tensor, index, key, index.objects[key][1])
+            tensor = at_address(first.tensor, index, key, index.objects[key][1])
             if tensor is not None:
                 items[key] = Item(key, first.kind, tensor=tensor)
                 continue

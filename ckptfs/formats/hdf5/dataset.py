@@ -112,10 +112,10 @@ def make_tensor(index: Index, name: str, found: H5Object, dtype: DType, cache: T
     return SwappedTensor(tensor) if found.type.startswith(">") else tensor
 
 
-def made_alike(tensor: Tensor, index: Index, name: str, address: object) -> Tensor | None:
-    """*tensor* as `make_tensor` would make it for a dataset *name* that differs in its address alone.
+def at_address(tensor: Tensor, index: Index, name: str, address: object) -> Tensor | None:
+    """The tensor of a dataset *name* that differs from that of *tensor* in its address alone.
 
-    None where that is left to `make_tensor`.
+    None where `make_tensor` has to make it.
     """
     if type(tensor) is ConstantTensor and address is None:
         return ConstantTensor(tensor.dtype, tensor.shape, tensor.element)

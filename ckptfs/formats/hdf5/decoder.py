@@ -85,7 +85,7 @@ class Decoder:
             _receive(child.stdout.fileno(), memoryview(head))
             status, n = _HEAD.unpack(head)
             if n > max(nbytes, _MAX_ERROR):
-                raise ValueError("the process that decodes it answered nonsense")
+                raise ValueError("the process that decodes it gave an invalid answer")
             data = np.empty(n, np.uint8)
             _receive(child.stdout.fileno(), data.data)
         except (BrokenPipeError, _Died) as error:

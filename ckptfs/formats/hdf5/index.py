@@ -81,7 +81,7 @@ class Index:
             shared = self.records[number]
             kind, first, second = shared.layout or ()
         except (ValueError, TypeError, IndexError) as error:
-            raise CorruptHeader(self.file.path, f"{name}: the indexing process answered nonsense") from error
+            raise CorruptHeader(self.file.path, f"{name}: the indexing process gave an invalid answer") from error
         layout = (kind, address, second) if kind == "contiguous" else (kind, first, address)
         return H5Object(
             shared.shape,
@@ -108,7 +108,7 @@ class Index:
             return [key], {key: self.fields[found]}
         if isinstance(found, list) and len(found) == 2:
             return found[0], found[1]
-        return found if isinstance(found, str) else "the indexing process answered nonsense"
+        return found if isinstance(found, str) else "the indexing process gave an invalid answer"
 
 
 def object_path(name: str) -> str:
@@ -134,12 +134,12 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False, early: Ea
         lists = answer["fields"], answer["records"]
         sound = all(isinstance(part, dict) for part in maps) and all(isinstance(part, list) for part in lists)
         if type(answer["base"]) is not int or not 0 <= answer["base"] <= file.size or not sound:
-            raise CorruptHeader(file.path, "the indexing process answered nonsense")
+            raise CorruptHeader(file.path, "the indexing process gave an invalid answer")
         records = [_object(file.path, "a dataset", raw) for raw in lists[1]]
         return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records, Decoder(file))
     except KeyError as error:
         os.close(file.fd)
-        raise CorruptHeader(file.path, "the indexing process answered nonsense, or died half way") from error
+        raise CorruptHeader(file.path, "the indexing process gave an invalid answer, or died half way") from error
     except SourceError:
         os.close(file.fd)
         raise
@@ -149,7 +149,7 @@ def chunk_list(file: SourceFile, name: str) -> list[Any]:
     """(element offsets, file offset, stored nbytes, filter mask) of each chunk, through libhdf5."""
     found = _ask(file, object_path(name), False).get("chunks")
     if not isinstance(found, list):
-        raise CorruptHeader(file.path, f"{name}: the indexing process answered nonsense")
+        raise CorruptHeader(file.path, f"{name}: the indexing process gave an invalid answer")
     return found
 
 
@@ -168,7 +168,7 @@ def _ask(file: SourceFile, chunks: str | None, library: bool, early: Early | Non
             except (ValueError, RecursionError) as error:
                 raise CorruptHeader(file.path, "its metadata cannot be read: the indexing process died") from error
             if not isinstance(section, dict):
-                raise CorruptHeader(file.path, "the indexing process answered nonsense")
+                raise CorruptHeader(file.path, "the indexing process gave an invalid answer")
             if isinstance(section.get("file"), dict):
                 section["file"] = {name: _text(file, value) for name, value in section["file"].items()}
             answer |= section
@@ -187,7 +187,7 @@ def _text(file: SourceFile, value: Any) -> Any:
         return value
     start, n = value.get("at", -1), value.get("nbytes", -1)
     if not (_is_size(start) and _is_size(n) and 0 <= start <= start + n <= file.size):
-        raise CorruptHeader(file.path, "the indexing process answered nonsense")
+        raise CorruptHeader(file.path, "the indexing process gave an invalid answer")
     data = os.pread(file.fd, n, start)
     if len(data) < n:
         raise CorruptHeader(file.path, "its metadata cannot be read: the file became shorter")
@@ -244,7 +244,7 @@ def _object(path: str, name: str, raw: Any) -> H5Object:
             shape, raw["type"], _layout(raw["layout"]), filters, fill, raw["attrs"], problem, link is not None
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptHeader(path, f"{name}: the indexing process answered nonsense") from error
+        raise CorruptHeader(path, f"{name}: the indexing process gave an invalid answer") from error
 
 
 def _layout(raw: Any) -> tuple[Any, ...] | None:

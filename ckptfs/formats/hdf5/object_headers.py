@@ -56,7 +56,7 @@ def header_messages(file: MetadataFile, address: int) -> list[tuple[int, bytes]]
         start, size = blocks.pop()
         nbytes += size
         if start in seen or nbytes > file.size:
-            raise CorruptHeader(file.path, f"object header at byte {address} runs in a circle")
+            raise CorruptHeader(file.path, f"object header at byte {address} contains a cycle")
         seen.add(start)
         for body in _block_messages(file, file.read(start, size), prefix, found):
             next_start, next_size = struct.unpack_from("<QQ", body)
@@ -99,7 +99,7 @@ def group_entries(file: MetadataFile, tree: int, heap: int) -> Iterator[_Entry]:
     while todo:
         address = todo.pop()
         if address in seen:
-            raise CorruptHeader(file.path, f"the group's tree runs in a circle at byte {address}")
+            raise CorruptHeader(file.path, f"the group's tree has a cycle at byte {address}")
         seen.add(address)
         head = file.read(address, 24)
         if head[:4] == b"TREE" and head[4] == 0:

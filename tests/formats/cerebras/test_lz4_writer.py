@@ -96,7 +96,7 @@ def test_trees_and_edges(
     """Tensors that end inside a chunk, with up to three levels of B-tree nodes."""
     for module in (writer, lz4_writer):
         monkeypatch.setattr(module, "chunk_shape", lambda shape, itemsize: chunk)
-    monkeypatch.setattr(chunk_writer, "_BAND", band)
+    monkeypatch.setattr(chunk_writer, "_MAX_GRID_ROW", band)
     writer._template.cache_clear()
     n_chunks = {1: 5, 2: 70, 3: 4200}[n_levels]
     per_axis = round(n_chunks ** (1 / len(chunk)) + 0.499)

@@ -275,7 +275,7 @@ def decoder_with(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     [
         ("", "died"),
         ("import os; os.read(0, 9); os.kill(os.getpid(), 11)", "died"),
-        ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 0, 1 << 60))", "nonsense"),
+        ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 0, 1 << 60))", "invalid answer"),
         ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 0, 3) + b'abc')", "another size"),
         ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 7, 3) + b'abc')", "another size"),
         ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 0, 300) + b'abc')", "died"),

@@ -20,7 +20,7 @@ from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5 import index as h5_index
 from ckptfs.formats.hdf5 import index_worker, object_headers, superblock, workers
-from ckptfs.formats.hdf5.dataset import made_alike
+from ckptfs.formats.hdf5.dataset import at_address
 from ckptfs.formats.hdf5.index import object_path, read_index
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.file_tensor import FileTensor
@@ -195,9 +195,9 @@ def test_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         '{"file":{"__spec__":{"at":100,"nbytes":1000000000000}}}',
     ],
 )
-def test_child_that_talks_nonsense(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_gives_invalid_answers(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_START", f"print({text!r})")
-    with pytest.raises(CorruptHeader, match="nonsense"):
+    with pytest.raises(CorruptHeader, match="invalid answer"):
         read_index(DATA / "h5" / "damaged" / "good.mdl")
 
 
@@ -282,7 +282,7 @@ def test_plain_datasets_that_differ_in_their_place_alone(tmp_path: Path) -> None
     first = tensors["n.0"]
     assert first is not None
     for address in (-1, index.file.size - 11, 1 << 64, None, "8", 8.0):
-        assert made_alike(first, index, "n.9", address) is None
+        assert at_address(first, index, "n.9", address) is None
     os.close(index.file.fd)
     source.close()
 
