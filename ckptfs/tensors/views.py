@@ -142,8 +142,23 @@ class SlicedRows(FromSource):
         return program.slice_of(program_of(self.source), self.start * row_nbytes)
 
 
+class _FromSources:
+    """Mixin of tensors with several *sources*, the first of which has their dtype and preferred block."""
+
+    __slots__ = ()
+    sources: tuple[Tensor, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.sources[0].dtype
+
+    @property
+    def preferred_block(self) -> tuple[int, int]:
+        return self.sources[0].preferred_block
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class ConcatRows:
+class ConcatRows(_FromSources):
     """*sources* one below the other; they agree in dtype and in all axes but the first."""
 
     sources: tuple[Tensor, ...]
@@ -153,16 +168,8 @@ class ConcatRows:
         object.__setattr__(self, "_starts", _starts_of(n_rows(source.shape) for source in self.sources))
 
     @property
-    def dtype(self) -> DType:
-        return self.sources[0].dtype
-
-    @property
     def shape(self) -> Shape:
         return (self._starts[-1], *self.sources[0].shape[1:])
-
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.sources[0].preferred_block
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         for source, start, part in _parts(self.sources, self._starts, row, out.shape[0]):
@@ -197,7 +204,7 @@ class SlicedColumns(FromSource):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ConcatColumns:
+class ConcatColumns(_FromSources):
     """*sources* side by side in the block view, seen as *shape*; they agree in dtype and in the number of rows.
 
     Matrices (out, in) stacked on a new second axis, (out, n, in), are just this.
@@ -209,14 +216,6 @@ class ConcatColumns:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_starts", _starts_of(n_cols(source.shape) for source in self.sources))
-
-    @property
-    def dtype(self) -> DType:
-        return self.sources[0].dtype
-
-    @property
-    def preferred_block(self) -> tuple[int, int]:
-        return self.sources[0].preferred_block
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
         for source, start, part in _parts(self.sources, self._starts, col, out.shape[1]):
