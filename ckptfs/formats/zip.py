@@ -1,18 +1,29 @@
-"""Zip archives of stored records, as ``torch.save`` writes them.
+"""Zip archives of stored records, for reading (`read_directory`) and writing (`zip_file`).
 
 The directory at the archive's end is read here and not by `zipfile`: every size and offset is checked against the
-file first, 100,000 records take a fraction of a second, and no record is ever decompressed. CRCs are not checked,
-as torch does not either.
+file first, 100,000 records take a fraction of a second, and no record is decompressed. Opening an archive checks no
+CRC; `damaged_records` does.
+
+A written archive is laid out before any data is read. Like torch's own, it aligns the data of each record to 64
+bytes (padding in the extra field ``FB`` of the local header), has UTF-8 names, no dates, and always a zip64 end
+record. Sizes and CRCs are in the local headers; there are no data descriptors.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptfs.errors import CorruptHeader
+from ckptfs.formats.extents import Body, ExtentFile, file_of
 from ckptfs.formats.files import SourceFile, read_exactly
+from ckptfs.formats.sealed import Sealed, combine
+from ckptfs.tensors.tensor import nbytes
 
+ALIGNMENT = 64
+"""The data of every record starts at a multiple of this (bytes): mapped tensors are aligned."""
 MAX_RECORDS = 1_000_000
 MAX_DIRECTORY = 256 << 20
 """Bytes of the central directory."""
@@ -22,6 +33,12 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _FULL = 0xFFFFFFFF
+"""What a 32-bit field holds when the value is in the zip64 field."""
+_UTF8 = 0x0800
+_PIECE = 4 << 20
+
+Content = Sequence[bytes | Sealed]
+"""The data of one record, laid end to end. A tensor is `Sealed`: its CRC-32 is known before it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ def read_directory(file: SourceFile) -> Archive:
     records: dict[str, Record] = {}
     at = 0
     for _ in range(n):
-        record, at = _entry(file, data, at, start)
+        record, at = _parse_entry(file, data, at, start)
         if record.name in records:
             raise CorruptHeader(file.path, f"the zip directory has {record.name[:200]!r} twice")
         records[record.name] = record
@@ -84,6 +101,49 @@ def data_offset(archive: Archive, record: Record) -> int:
         what = f"{record.nbytes} bytes at byte {start} reach past the archive's data (which ends at {archive.end})"
         raise CorruptHeader(file.path, f"{record.name}: {what}")
     return start
+
+
+def read_content(archive: Archive, name: str, limit: int) -> bytes:
+    """The data of a record of at most *limit* bytes."""
+    record = archive.records[name]
+    if record.nbytes > limit:
+        raise CorruptHeader(archive.file.path, f"{name} has {record.nbytes} bytes, more than {limit}")
+    return read_exactly(archive.file, data_offset(archive, record), record.nbytes, name)
+
+
+def read_text(archive: Archive, name: str) -> str | None:
+    """A small record as text without the line's end; None when there is none."""
+    if name not in archive.records:
+        return None
+    return read_content(archive, name, 100).decode("latin-1").strip()
+
+
+def damaged_records(file: SourceFile) -> Iterator[tuple[Record, int]]:
+    """(record, position of its data) of each record whose CRC-32 does not fit its data. Reads the whole archive.
+
+    A CRC of 0 counts as none: torch leaves some out.
+    """
+    archive = read_directory(file)
+    for record in archive.records.values():
+        start = data_offset(archive, record)
+        if record.crc and record.crc != _crc_of_range(file, start, record.nbytes):
+            yield record, start
+
+
+def zip_file(records: Iterable[tuple[str, Content]]) -> ExtentFile:
+    """An archive of these (name, data), stored in this order. Reads no tensor data."""
+    bodies: list[Body] = []
+    placed: list[Record] = []
+    offset = 0
+    for name, content in records:
+        record = Record(name, offset, sum(map(_size, content)), True, _crc_of_content(content))
+        header = _local_header(record)
+        placed.append(record)
+        bodies += [header, *content]
+        offset += len(header) + record.nbytes
+    directory = b"".join(map(_directory_entry, placed))
+    bodies.append(directory + _end_records(len(placed), len(directory), offset))
+    return file_of(bodies)
 
 
 def _find_directory(file: SourceFile) -> tuple[int, int, int, int]:
@@ -112,7 +172,7 @@ def _find_directory(file: SourceFile) -> tuple[int, int, int, int]:
     return n64, size64, start64, min(end64, end)
 
 
-def _entry(file: SourceFile, data: bytes, at: int, end: int) -> tuple[Record, int]:
+def _parse_entry(file: SourceFile, data: bytes, at: int, end: int) -> tuple[Record, int]:
     """The record described at *at* of the central directory, and where the next one begins."""
     if at + _ENTRY.size > len(data):
         raise CorruptHeader(file.path, "the zip directory breaks off")
@@ -148,15 +208,55 @@ def _zip64(extra: bytes, *values: int) -> list[int]:
     return list(values)
 
 
-def read_content(archive: Archive, name: str, limit: int) -> bytes:
-    record = archive.records[name]
-    if record.nbytes > limit:
-        raise CorruptHeader(archive.file.path, f"{name} has {record.nbytes} bytes, more than {limit}")
-    return read_exactly(archive.file, data_offset(archive, record), record.nbytes, name)
+def _crc_of_range(file: SourceFile, start: int, n: int) -> int:
+    crc = 0
+    for at in range(start, start + n, _PIECE):
+        crc = zlib.crc32(read_exactly(file, at, min(_PIECE, start + n - at), "a record"), crc)
+    return crc
 
 
-def read_text(archive: Archive, name: str) -> str | None:
-    """A small record as text without the line's end; None when there is none."""
-    if name not in archive.records:
-        return None
-    return read_content(archive, name, 100).decode("latin-1").strip()
+def _crc_of_content(content: Content) -> int:
+    crc = 0
+    for part in content:
+        crc = zlib.crc32(part, crc) if isinstance(part, bytes) else combine(crc, part.crc, nbytes(part))
+    return crc
+
+
+def _size(body: Body) -> int:
+    return len(body) if isinstance(body, bytes) else nbytes(body)
+
+
+def _local_header(record: Record) -> bytes:
+    """The header before a record's data, padded so that the data is aligned."""
+    name = record.name.encode()
+    is_zip64 = record.nbytes >= _FULL
+    extra = struct.pack("<2H2Q", 1, 16, record.nbytes, record.nbytes) if is_zip64 else b""
+    pad = -(record.offset + _LOCAL.size + len(name) + len(extra) + 4) % ALIGNMENT
+    extra += struct.pack("<2sH", b"FB", pad) + b"Z" * pad
+    size = min(record.nbytes, _FULL)
+    fields = (_version_needed(is_zip64), _UTF8, 0, 0, 0, record.crc, size, size, len(name), len(extra))
+    return _LOCAL.pack(b"PK\x03\x04", *fields) + name + extra
+
+
+def _directory_entry(record: Record) -> bytes:
+    """The record in the central directory; sizes and offsets of 4 GiB and more are in the zip64 field."""
+    name = record.name.encode()
+    long = [record.nbytes, record.nbytes] if record.nbytes >= _FULL else []
+    long += [record.offset] if record.offset >= _FULL else []
+    extra = struct.pack(f"<2H{len(long)}Q", 1, 8 * len(long), *long) if long else b""
+    size = min(record.nbytes, _FULL)
+    fields = (0, _version_needed(bool(long)), _UTF8, 0, 0, 0, record.crc, size, size, len(name), len(extra))
+    return _ENTRY.pack(b"PK\x01\x02", *fields, 0, 0, 0, 0, min(record.offset, _FULL)) + name + extra
+
+
+def _version_needed(is_zip64: bool) -> int:
+    """Version of the zip specification that a reader needs."""
+    return 45 if is_zip64 else 20
+
+
+def _end_records(n: int, size: int, offset: int) -> bytes:
+    """The three end records of a central directory with *n* entries."""
+    end64 = _END64.pack(b"PK\x06\x06", _END64.size - 12, 45, 45, 0, 0, n, n, size, offset)
+    locator = _END64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
+    short = min(n, 0xFFFF)
+    return end64 + locator + _END.pack(b"PK\x05\x06", 0, 0, short, short, min(size, _FULL), min(offset, _FULL), 0)

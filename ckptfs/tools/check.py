@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ckptfs.errors import CkptfsError, CorruptChunk
-from ckptfs.formats.files import SourceFile, read_exactly
+from ckptfs.formats.files import SourceFile
 from ckptfs.formats.source import Source
-from ckptfs.formats.zip import data_offset, is_zip, read_directory
+from ckptfs.formats.zip import damaged_records, is_zip
 from ckptfs.tensors.file_tensor import FileTensor
 from ckptfs.tensors.scan import count_nan_inf
 from ckptfs.tensors.tensor import Tensor, n_cols, n_elements, n_rows, nbytes
@@ -31,7 +30,6 @@ _MAX_PARTS = 1 << 16
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 _LAYER = re.compile(r"(.*?)\.(\d{1,6})\.", re.ASCII)
 _MAX_LAYERS = 100_000
-_CRC_PIECE = 4 << 20
 Progress = Callable[[int], object]
 Block = tuple[int, int, int, int]
 """Row, column, rows, columns of a tensor's block view."""
@@ -206,21 +204,10 @@ def check_sums(report: Report, source: Source) -> None:
         file = SourceFile(mine[0].path if mine else source.path, fd, os.fstat(fd).st_size, 0)
         if not is_zip(os.pread(fd, 4, 0)):
             continue
-        archive = read_directory(file)
-        for record in archive.records.values():
-            start = data_offset(archive, record)
-            if record.crc in (0, _crc32(file, start, record.nbytes)):
-                continue
+        for record, start in damaged_records(file):
             keys: list[str | None] = [t.key for t in mine if start <= t.offset < start + record.nbytes]
             what = f"the checksum of {record.name} is wrong: its data have changed"
             report.problems += [Problem(key, what, start) for key in keys or [None]]
-
-
-def _crc32(file: SourceFile, start: int, n: int) -> int:
-    crc = 0
-    for at in range(start, start + n, _CRC_PIECE):
-        crc = zlib.crc32(read_exactly(file, at, min(_CRC_PIECE, start + n - at), "a record"), crc)
-    return crc
 
 
 def data_nbytes(tensors: Mapping[str, Tensor]) -> int:

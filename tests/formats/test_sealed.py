@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.torch.sealed import DISTANCE, FAR, Parts, Sealed, combine, sealed_nbytes
+from ckptfs.formats.sealed import DISTANCE, FAR, Parts, Sealed, combine, sealed_nbytes
 from ckptfs.tensors.ranges import to_bytes
 from ckptfs.tensors.tensor import Elements
 from tests.factories import NUMPY_TYPES, ArrayTensor, tensor_of

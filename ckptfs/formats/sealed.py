@@ -159,7 +159,7 @@ def sealed_nbytes(tensor: Tensor) -> int:
 
 def combine(first: int, second: int, n: int) -> int:
     """CRC-32 of two runs of bytes together, from the CRC-32 of each; the second has *n* bytes (zlib's algorithm)."""
-    return _times(_shift(n), first) ^ second
+    return _times(_shift(n), first) ^ second if first else second
 
 
 @lru_cache(maxsize=1024)
