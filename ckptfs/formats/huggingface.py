@@ -13,12 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 from ckptfs.errors import CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
 from ckptfs.formats.extents import ExtentFile, json_file
-from ckptfs.formats.files import config_beside, open_file, read_exactly, read_json
-from ckptfs.formats.safetensors import is_safetensors, open_safetensors, safetensors_file
+from ckptfs.formats.files import config_beside, read_json
+from ckptfs.formats.safetensors import safetensors_file
 from ckptfs.formats.source import Item, Source
-from ckptfs.formats.torch.legacy import is_torch_legacy, open_torch_legacy
-from ckptfs.formats.torch.reader import open_torch
-from ckptfs.formats.zip import is_zip
 from ckptfs.tensors.tensor import Tensor, nbytes
 
 MAX_INDEX = 256 << 20
@@ -32,28 +29,30 @@ NAMES = (
 """Where weights are looked for, in this order."""
 COMPONENTS = (("q_encoder", "ctx_encoder"), ("image_model", "text_model"))
 """Folders that make one model together, in the order of its Cerebras checkpoint."""
+OpenWeights = Callable[[str], Source]
+"""Opens one file of weights, whatever its format."""
 
 
-def open_folder(path: str | os.PathLike[str]) -> Source:
+def open_folder(path: str | os.PathLike[str], open_weights: OpenWeights) -> Source:
     """Open a Hugging Face folder; `SourceError` when it holds no weights.
 
-    Items are in the order of the index's ``weight_map``, or of the single file. A folder of components gives
-    ``component/key``, and the configs by component.
+    *open_weights* opens its files, which may be of several formats. Items are in the order of the index's
+    ``weight_map``, or of the single file. A folder of components gives ``component/key``, and the configs by
+    component.
     """
     folder = os.fspath(path)
     components = components_in(folder)
-    return _open_components(folder, components) if components else _open_one(folder)
+    if components:
+        return _open_components(folder, components, open_weights)
+    return _open_one(folder, open_weights)
 
 
-def _open_one(folder: str) -> Source:
+def _open_one(folder: str, open_weights: OpenWeights) -> Source:
     name = _weights_in(folder)
     whole = os.path.join(folder, name)
     if name.endswith(".json"):
-        return replace(open_index(whole), path=folder)
-    source = open_weights(whole)
-    if source is None:
-        raise SourceError(whole, "is neither a safetensors file nor a torch checkpoint")
-    return with_config(source, folder, whole)
+        return replace(open_index(whole, open_weights), path=folder)
+    return with_config(open_weights(whole), folder, whole)
 
 
 def components_in(folder: str) -> tuple[str, ...]:
@@ -77,11 +76,11 @@ def config_in(folder: str) -> dict[str, Any]:
     return {name: config_beside(os.path.join(folder, name, "config.json")) for name in components}
 
 
-def _open_components(folder: str, names: tuple[str, ...]) -> Source:
+def _open_components(folder: str, names: tuple[str, ...], open_weights: OpenWeights) -> Source:
     with ExitStack() as undo:
         found: dict[str, Source] = {}
         for name in names:
-            found[name] = _open_one(os.path.join(folder, name))
+            found[name] = _open_one(os.path.join(folder, name), open_weights)
             undo.callback(found[name].close)
         source = _together(folder, list(found.values()))
         undo.pop_all()  # from here on the files are the joined source's
@@ -92,8 +91,8 @@ def _open_components(folder: str, names: tuple[str, ...]) -> Source:
     return replace(source, config={name: part.config for name, part in found.items()})
 
 
-def open_index(path: str | os.PathLike[str]) -> Source:
-    """Open the shards that a ``*.index.json`` names, each once; items in the order of its ``weight_map``.
+def open_index(path: str | os.PathLike[str], open_weights: OpenWeights) -> Source:
+    """Open the shards that a ``*.index.json`` names with *open_weights*, each once; items in its order.
 
     Raises `Unsafe` for a shard outside the index's folder, `MissingShard` for one that is not there and
     `CorruptHeader` for a key that its shard lacks. Keys that the index does not name are left out, with a warning.
@@ -108,30 +107,11 @@ def open_index(path: str | os.PathLike[str]) -> Source:
     with ExitStack() as undo:
         shards: dict[str, Source] = {}
         for name in dict.fromkeys(weight_map.values()):
-            shards[name] = _open_shard(index, name)
+            shards[name] = open_weights(_shard_path(index, name))
             undo.callback(shards[name].close)
         source = _joined(index, weight_map, shards)
         undo.pop_all()  # from here on the files are the joined source's
     return with_config(source, index, index)
-
-
-def open_weights(path: str | os.PathLike[str]) -> Source | None:
-    """Open a safetensors file or a torch checkpoint, told apart by content; None when it is neither."""
-    reader = _reader(os.fspath(path))
-    return reader(path) if reader else None
-
-
-def _reader(path: str) -> Callable[[str | os.PathLike[str]], Source] | None:
-    file = open_file(path)
-    try:
-        head = read_exactly(file, 0, min(16, file.size), "the file's first bytes")
-    finally:
-        os.close(file.fd)
-    if is_zip(head):
-        return open_torch
-    if is_torch_legacy(head):
-        return open_torch_legacy
-    return open_safetensors if is_safetensors(head, file.size) else None
 
 
 def _weights_in(folder: str) -> str:
@@ -166,16 +146,14 @@ def _instead(folder: str, present: list[str]) -> str:
     return f"none of {', '.join(NAMES)}"
 
 
-def _open_shard(index: str, name: str) -> Source:
+def _shard_path(index: str, name: str) -> str:
+    """Where the shard *name* is; `Unsafe` outside the index's folder, `MissingShard` when it is not there."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise Unsafe(index, f"names the shard {name[:200]!r}; shards must lie in the index's own folder")
     path = os.path.join(os.path.dirname(index), name)
     if not os.path.exists(path):
         raise MissingShard(index, f"the shard {name} is not there; download or copy it beside the index")
-    source = open_weights(path)
-    if source is None:
-        raise SourceError(path, "is neither a safetensors file nor a torch checkpoint")
-    return source
+    return path
 
 
 def _joined(index: str, weight_map: dict[str, str], shards: dict[str, Source]) -> Source:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import torch
+
+from ckptfs.formats import huggingface
+from ckptfs.formats.detect import ReadOptions, open_weights
+from ckptfs.formats.source import Source
+from ckptfs.tensors.cache import TileCache
 
 TORCH_TYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),
@@ -30,3 +36,17 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 def n_fds() -> int:
     """Files that this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def open_folder(path: Path | str) -> Source:
+    """A Hugging Face folder with files of any format."""
+    return huggingface.open_folder(path, _open_weights)
+
+
+def open_index(path: Path | str) -> Source:
+    """An index with shards of any format."""
+    return huggingface.open_index(path, _open_weights)
+
+
+def _open_weights(path: str) -> Source:
+    return open_weights(path, ReadOptions(TileCache()))

@@ -13,9 +13,8 @@ import torch
 from safetensors.numpy import save_file
 
 from ckptfs.errors import CkptfsError, CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
-from ckptfs.formats.huggingface import open_folder, open_index
 from ckptfs.tensors.ranges import to_bytes
-from tests.formats.samples import n_fds
+from tests.formats.samples import n_fds, open_folder, open_index
 
 ONE, TWO, THREE = (np.full(4, n, np.float32) for n in (1, 2, 3))
 
@@ -113,7 +112,7 @@ FAULTS: list[tuple[Any, type[CkptfsError], str]] = [
     ({"q": "model-00001-of-00002.safetensors"}, CorruptHeader, "q should be in model-00001-of-00002"),
     ({"a": 3}, CorruptHeader, "weight_map"),
     (["a"], CorruptHeader, "weight_map"),
-    ({"a": "model-00001-of-00002.safetensors", "b": "config.json"}, SourceError, "neither"),
+    ({"a": "model-00001-of-00002.safetensors", "b": "config.json"}, SourceError, "none of these"),
 ]
 
 

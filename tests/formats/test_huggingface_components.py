@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckptfs.errors import CkptfsError, CorruptHeader, SourceError, UnknownFormat
-from ckptfs.formats.huggingface import COMPONENTS, components_in, config_in, open_folder
+from ckptfs.formats.huggingface import COMPONENTS, components_in, config_in
 from ckptfs.tensors.ranges import to_bytes
-from tests.formats.samples import n_fds
+from tests.formats.samples import n_fds, open_folder
 
 ONE, TWO, THREE = (np.full(4, n, np.float32) for n in (1, 2, 3))
 

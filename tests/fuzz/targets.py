@@ -29,7 +29,6 @@ from ckptfs.formats.hdf5 import filters as h5_filters
 from ckptfs.formats.hdf5 import index as h5_index
 from ckptfs.formats.hdf5 import index_worker
 from ckptfs.formats.hdf5.decoder import Decoder
-from ckptfs.formats.huggingface import open_index
 from ckptfs.formats.safetensors import open_safetensors
 from ckptfs.formats.source import Source
 from ckptfs.formats.torch.legacy import open_torch_legacy
@@ -41,6 +40,7 @@ from ckptfs.tensors.ranges import read_into
 from ckptfs.tensors.tensor import Tensor, nbytes
 from ckptfs.vfs.views import build_tree
 from tests.formats.hdf5.h5_files import tensors_of
+from tests.formats.samples import open_index
 from tests.fuzz import corpus
 from tests.fuzz.hdf5 import chunk_spans, spans_of
 from tests.fuzz.mutate import damage, damage_json, damage_pickle

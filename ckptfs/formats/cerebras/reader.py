@@ -31,20 +31,9 @@ from ckptfs.formats.hdf5.index import Index, read_index
 from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
 VERSION = 0.5
 """The newest format; older ones are `h5_legacy`'s."""
 MAX_WARNINGS = 100
-
-
-def is_hdf5(head: bytes) -> bool:
-    """Whether a file that starts with *head* is HDF5; a user block of 512, 1024, … bytes may come first."""
-    at = 0
-    while at < len(head):
-        if head.startswith(SIGNATURE, at):
-            return True
-        at = max(512, 2 * at)
-    return False
 
 
 def open_h5(path: str | os.PathLike[str], cache: TileCache, *, follow_links: bool = False) -> Source:

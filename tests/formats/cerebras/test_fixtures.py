@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader, Incomplete, UnknownFormat, Unsafe
-from ckptfs.formats.cerebras.reader import is_hdf5, open_h5
+from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import to_bytes, to_numpy
@@ -111,15 +111,6 @@ def test_class_names_without_unpickling() -> None:
     assert names["dtype"] == "torch.float16"
     assert names["device"] == "torch.device"
     source.close()
-
-
-def test_signature() -> None:
-    head = (DATA / "h5" / "damaged" / "good.mdl").read_bytes()[:512]
-    assert is_hdf5(head)
-    assert is_hdf5(bytes(512) + head)
-    assert is_hdf5(bytes(1024) + head)
-    assert not is_hdf5(bytes(100) + head)
-    assert not is_hdf5(b"")
 
 
 @pytest.mark.parametrize(
