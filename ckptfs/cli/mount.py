@@ -15,6 +15,7 @@ from ckptfs.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptfs.cli.main import Settings
+    from ckptfs.formats.source import Source
     from ckptfs.mount.fuse import MountOptions
     from ckptfs.mount.stats import Stats
     from ckptfs.vfs.tree import Entry, Tree
@@ -109,34 +110,21 @@ def fuse_flags(given: Iterable[str]) -> dict[str, str]:
     return flags
 
 
-def _tree(source: Any, options: dict[str, Any], mountpoint: str) -> tuple[Tree, str | None]:
+def _tree(source: Source, options: dict[str, Any], mountpoint: str) -> tuple[Tree, str | None]:
     """The tree to mount and, where there is no model folder in it, the reason."""
-    from ckptfs.cli.opening import view_facts
     from ckptfs.conversion import resolve
-    from ckptfs.vfs.cerebras import cs_folder
+    from ckptfs.vfs import views
     from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES
-    from ckptfs.vfs.views import build_tree
 
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
     view, reason = resolve.prepare(source, **{name: options[name] for name in names})
+    beside = _tokenizer(source, options["tokenizer"], cs=view is not None and view.tgt != "hf")
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
-    about = view_facts(source, view)
-    about["warnings"] += view.warnings if view is not None else ()
-    extra = {"cs": cs_folder(view)} if view is not None and view.tgt != "hf" else {}
-    beside = _tokenizer(source, options["tokenizer"], cs="cs" in extra)
-    tree = build_tree(
-        *(source, view),
-        no_hf_reason=reason,
-        about=about,
-        shard_bytes=shard_bytes,
-        hf_extra=beside,
-        extra=extra,
-        where=mountpoint,
-    )
+    tree = views.build(source, view, reason=reason, shard_bytes=shard_bytes, beside=beside, where=mountpoint)
     return tree, reason
 
 
-def _tokenizer(source: Any, folder: str | None, *, cs: bool) -> dict[str, Entry]:
+def _tokenizer(source: Source, folder: str | None, *, cs: bool) -> dict[str, Entry]:
     """What ``--tokenizer`` adds; the open files are closed with *source*."""
     from ckptfs.vfs.tokenizer import small_files
 
@@ -168,10 +156,10 @@ def _announce(
     source: str, mountpoint: str, tree: Tree, reason: str | None, log_file: str | None, *, in_background: bool
 ) -> None:
     """What is where, and how to end it."""
-    from ckptfs.vfs.readme import ABOUT
+    from ckptfs.vfs.views import listing
 
     click.echo(f"{printable(source)} is mounted on {printable(mountpoint)}:")
-    print_columns((f"  {printable(mountpoint.rstrip('/'))}/{name}", ABOUT.get(name, "")) for name in tree.root.children)
+    print_columns((f"  {printable(mountpoint.rstrip('/'))}/{name}", about) for name, about in listing(tree))
     if reason:
         click.echo(f"There is no model folder: {printable(reason)}")
     if log_file:

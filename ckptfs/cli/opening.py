@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptfs.conversion import resolve
-from ckptfs.conversion.hf import View
 from ckptfs.formats.detect import open_source
 from ckptfs.formats.source import Source
 from ckptfs.tensors import cache
@@ -31,11 +30,4 @@ def opened(path: str, *, follow_links: bool = False, cache_size: int | None = No
 def describe(source: Source, **options: Any) -> tuple[dict[str, Any], str | None]:
     """The facts of *source* and, where it cannot be seen as a model, the reason."""
     view, reason = resolve.prepare(source, **options)
-    return view_facts(source, view), reason
-
-
-def view_facts(source: Source, view: View | None) -> dict[str, Any]:
-    """The facts of *source*, with the family that *view* found."""
-    if view is None:
-        return facts(source, family=resolve.recorded_family(source))
-    return facts(source, family=view.model, views={str(view.tgt): {"n_tensors": len(view.tensors)}})
+    return facts(source, view), reason

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from ckptfs.conversion.hf import model_state
+from ckptfs.conversion.hf import View, model_state
+from ckptfs.conversion.resolve import recorded_family
 from ckptfs.errors import SourceError
 from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.ranges import to_numpy
@@ -16,18 +17,12 @@ from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
 STEP_KEY = "global_step"
 
 
-def facts(
-    source: Source,
-    *,
-    family: str | None = None,
-    model_name: str | None = None,
-    views: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
-    """What there is to know about *source* before any tensor is read, ready for JSON.
+def facts(source: Source, view: View | None = None) -> dict[str, Any]:
+    """What is known about *source* before any tensor is read, ready for JSON.
 
     Parameters are the elements of the tensors of the ``model`` state, or of all tensors where there is no such
     state. A tied tensor counts once in *n_parameters* and *nbytes*, under each of its keys in *n_tensors* and
-    *dtypes*. *model_name* is by default what the trainer noted in the checkpoint.
+    *dtypes*. *view* is the checkpoint in another format; it tells the family and has warnings of its own.
     """
     held = source.tensors()
     return {
@@ -35,8 +30,8 @@ def facts(
         "format": source.format,
         "format_version": source.format_version,
         "release": source.release,
-        "family": family,
-        "model_name": model_name or _noted_model(source),
+        "family": view.model if view else recorded_family(source),
+        "model_name": _recorded_model(source),
         "step": step(source),
         "n_tensors": len(held),
         "n_parameters": sum(n_elements(t.shape) for t in _once(model_state(source))),
@@ -44,9 +39,9 @@ def facts(
         "source_nbytes": source.nbytes,
         "dtypes": dict(Counter(tensor.dtype.name for tensor in held.values())),
         "states": states(source),
-        "views": dict(views or {}),
+        "views": {view.tgt: {"n_tensors": len(view.tensors)}} if view else {},
         "refused": [_refusal(item) for item in source.items.values() if item.kind in ("object", "link")],
-        "warnings": list(source.warnings),
+        "warnings": [*source.warnings, *(view.warnings if view else ())],
     }
 
 
@@ -82,7 +77,7 @@ def _once(tensors: Mapping[str, Tensor]) -> Iterable[Tensor]:
     return {id(tensor): tensor for tensor in tensors.values()}.values()
 
 
-def _noted_model(source: Source) -> str | None:
+def _recorded_model(source: Source) -> str | None:
     name = source.metadata[-1].get("model_name") if source.metadata else None
     return name if isinstance(name, str) else None
 

@@ -6,22 +6,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-ABOUT = {
-    "README.txt": "this page",
-    "checkpoint.json": "facts about the checkpoint: release, step, family, sizes",
-    "tensors": "the state dict as folders; numpy.load reads a .npy, a .json holds a plain value",
-    "raw": "the same tensors as bare little-endian bytes; attributes user.dtype, user.shape, user.key",
-    "hf": "a Hugging Face model: AutoModel.from_pretrained takes this folder",
-    "hf-bin": "the same model as pytorch_model.bin",
-    "cs": "a Cerebras checkpoint with its model config",
-    "torch": "files for torch.load: checkpoint.pt is the whole state dict, model.pt the model only",
-}
-"""One line on each top-level entry that a mount may have."""
 
-
-def readme(about: Mapping[str, Any], entries: Iterable[str], *, no_hf_reason: str | None = None) -> str:
-    """What is mounted and what each of *entries* is for, from the facts *about* it."""
-    parts = [_headline(about), "\n".join(f"  {name:16} {ABOUT.get(name, '')}".rstrip() for name in entries)]
+def readme(about: Mapping[str, Any], entries: Iterable[tuple[str, str]], *, no_hf_reason: str | None = None) -> str:
+    """The page, from the facts *about* the checkpoint and the (name, purpose) of each of the mount's *entries*."""
+    parts = [_headline(about), "\n".join(f"  {name:16} {purpose}" for name, purpose in entries)]
     if no_hf_reason:
         parts.append(_paragraph(f"There is no hf/: {no_hf_reason}"))
     parts.append(

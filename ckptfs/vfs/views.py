@@ -1,119 +1,152 @@
-"""The tree of one mounted checkpoint: what each folder and file is.
-
-Folders are made when they are first looked into, so a mount is ready at once however many keys there are. Each
-level groups its keys by their next part, once, and hands every group on to its subfolder: the work for the whole
-tree is linear in the length of the keys.
-"""
+"""The list of views, and `build`: the tree of one mounted checkpoint."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ckptfs.errors import UsageError
-from ckptfs.formats.extents import json_file, raw_file, text_file
-from ckptfs.formats.npy import npy_file
-from ckptfs.formats.source import Item, Source
+from ckptfs.conversion.hf import View
+from ckptfs.formats.extents import json_file, text_file
+from ckptfs.formats.source import Source
+from ckptfs.vfs.cerebras import cs_folder
 from ckptfs.vfs.components import model_folder
 from ckptfs.vfs.facts import facts
-from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, View, hf_folder
-from ckptfs.vfs.names import MAX_LEVELS, escape
+from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, hf_folder
 from ckptfs.vfs.readme import readme
+from ckptfs.vfs.tensors import raw_folder, tensors_folder
 from ckptfs.vfs.torch import hf_bin_folder, torch_folder
 from ckptfs.vfs.tree import Entry, Folder, Leaf, Tree
 
 
-def build_tree(
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is mounted, and how."""
+
+    source: Source
+    view: View | None
+    """The checkpoint in another format; None where it cannot be converted."""
+    about: Mapping[str, Any]
+    """The `facts` of the source, with the warnings of *view*."""
+    reason: str | None = None
+    """Why there is no *view*."""
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    beside: Mapping[str, Entry] = field(default_factory=dict)
+    """Files that belong beside the weights, such as a tokenizer."""
+    where: str = ""
+    """The mount point, for configs that name a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSpec:
+    """One row of `VIEWS`: an entry at the top of a mount."""
+
+    name: str
+    about: str
+    """One line for README.txt and for the message of ``ckptfs mount``."""
+    applies: Callable[[Subject], bool]
+    make: Callable[[Subject], Entry]
+    """Reads no tensor data. A folder makes its children when it is first looked into."""
+
+
+def _always(subject: Subject) -> bool:
+    return True
+
+
+def _has_hf(subject: Subject) -> bool:
+    return subject.view is not None and subject.view.tgt == "hf"
+
+
+def _has_cs(subject: Subject) -> bool:
+    return subject.view is not None and subject.view.tgt != "hf"
+
+
+def _readme(subject: Subject) -> Leaf:
+    entries = [(spec.name, spec.about) for spec in _applying(subject)]
+    return Leaf(text_file(readme(subject.about, entries, no_hf_reason=subject.reason)))
+
+
+def _model(name: str, one_model: Callable[..., Folder], subject: Subject) -> Folder:
+    """The folder *name*: what *one_model* makes of the view, or of each of its components."""
+    assert subject.view is not None
+    return model_folder(
+        subject.view,
+        lambda view, extra: one_model(view, shard_bytes=subject.shard_bytes, extra=extra),
+        where=os.path.join(subject.where, name) if subject.where else "",
+        extra=subject.beside,
+    )
+
+
+def _cerebras(subject: Subject) -> Folder:
+    assert subject.view is not None
+    return cs_folder(subject.view)
+
+
+VIEWS: tuple[ViewSpec, ...] = (
+    ViewSpec("README.txt", "this page", _always, _readme),
+    ViewSpec(
+        "checkpoint.json",
+        "facts about the checkpoint: release, step, family, sizes",
+        _always,
+        lambda subject: Leaf(json_file(subject.about)),
+    ),
+    ViewSpec(
+        "tensors",
+        "the state dict as folders; numpy.load reads a .npy, a .json holds a plain value",
+        _always,
+        lambda subject: tensors_folder(subject.source.items.values()),
+    ),
+    ViewSpec(
+        "raw",
+        "the same tensors as bare little-endian bytes; attributes user.dtype, user.shape, user.key",
+        _always,
+        lambda subject: raw_folder(subject.source.items.values()),
+    ),
+    ViewSpec(
+        "hf",
+        "a Hugging Face model: AutoModel.from_pretrained takes this folder",
+        _has_hf,
+        partial(_model, "hf", hf_folder),
+    ),
+    ViewSpec("hf-bin", "the same model as pytorch_model.bin", _has_hf, partial(_model, "hf-bin", hf_bin_folder)),
+    ViewSpec(
+        "torch",
+        "files for torch.load: checkpoint.pt is the whole state dict, model.pt the model only",
+        _always,
+        lambda subject: torch_folder(subject.source),
+    ),
+    ViewSpec("cs", "a Cerebras checkpoint with its model config", _has_cs, _cerebras),
+)
+"""Everything that a mount may have at its top, in the order of its listing."""
+
+
+def build(
     source: Source,
     view: View | None = None,
     *,
-    no_hf_reason: str | None = None,
-    about: Mapping[str, Any] | None = None,
+    reason: str | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
-    hf_extra: Mapping[str, Entry] | None = None,
-    extra: Mapping[str, Entry] | None = None,
+    beside: Mapping[str, Entry] | None = None,
     where: str = "",
 ) -> Tree:
-    """The tree of one checkpoint.
+    """The tree of one checkpoint: the rows of `VIEWS` that apply to it. Reads no tensor data.
 
-    *view* gives ``hf/`` and ``hf-bin/`` when its target is ``hf``; other views come as whole entries. *no_hf_reason*
-    says in the README why there is none. *about* is `facts` of the source where the caller knows more (the family),
-    *hf_extra* adds files to both that they lack, *extra* adds entries at the top. *where* is
-    the mount point, for configs that name a path. Reads no tensor data.
+    *view* is the checkpoint in another format, *reason* says why there is none. *beside* adds files to ``hf/`` and
+    ``hf-bin/`` that they lack. *where* is the mount point, for configs that name a path.
     """
-    about = facts(source) if about is None else about
-    entries: dict[str, Entry] = {
-        "checkpoint.json": Leaf(json_file(about)),
-        "tensors": tensors_folder(source.items.values()),
-        "raw": raw_folder(source.items.values()),
-    }
-    if view is not None and view.tgt == "hf":
-        for name, make in (("hf", hf_folder), ("hf-bin", hf_bin_folder)):
-            one = partial(_model, make, shard_bytes)
-            entries[name] = model_folder(view, one, where=os.path.join(where, name) if where else "", extra=hf_extra)
-    entries["torch"] = torch_folder(source)
-    entries |= extra or {}
-    page = readme(about, ["README.txt", *entries], no_hf_reason=None if "hf" in entries else no_hf_reason)
-    children: dict[str, Entry] = {"README.txt": Leaf(text_file(page)), **entries}
+    about = facts(source, view)
+    subject = Subject(source, view, about, None if view else reason, shard_bytes, beside or {}, where)
+    children = {spec.name: spec.make(subject) for spec in _applying(subject)}
     return Tree(Folder(lambda: children), source.mtime_ns)
 
 
-def tensors_folder(items: Iterable[Item]) -> Folder:
-    """The state dict as folders, in its own order: ``.npy`` for tensors, ``.json`` for everything else."""
-    return Folder(lambda: _level([(item.key, item) for item in items], MAX_LEVELS))
+def listing(tree: Tree) -> list[tuple[str, str]]:
+    """(name, about) of everything at the top of *tree*."""
+    about = {spec.name: spec.about for spec in VIEWS}
+    return [(name, about[name]) for name in tree.root.children]
 
 
-def raw_folder(items: Iterable[Item]) -> Folder:
-    """One file of bare bytes for each tensor, named by its flattened key."""
-    return Folder(lambda: {escape(i.key): Leaf(raw_file(i.tensor), _xattrs(i)) for i in items if i.tensor is not None})
-
-
-def _model(make: Callable[..., Folder], shard_bytes: int, view: View, extra: Mapping[str, Entry]) -> Folder:
-    return make(view, shard_bytes=shard_bytes, extra=extra)
-
-
-def _level(items: list[tuple[str, Item]], levels: int) -> dict[str, Entry]:
-    """Children of one folder; *items* come with what is left of their keys, *levels* may still be opened."""
-    children: dict[str, Entry] = {}
-    groups: dict[str, list[tuple[str, Item]]] = {}
-    for rest, item in items:
-        head, dot, tail = rest.partition(".") if levels > 1 else (rest, "", "")
-        if not dot:
-            children[escape(head, ".json" if item.tensor is None else ".npy")] = _leaf(item)
-        elif head in groups:
-            groups[head].append((tail, item))
-        else:
-            groups[head] = [(tail, item)]
-            children[escape(head)] = Folder(partial(_level, groups[head], levels - 1))
-    return children
-
-
-def _leaf(item: Item) -> Leaf:
-    """The file of one item."""
-    if item.tensor is not None:
-        return Leaf(npy_file(item.tensor), _xattrs(item))
-    if item.kind in ("object", "link"):
-        return Leaf(json_file(_refusal(item, item.reason)), _xattrs(item))
-    try:
-        return Leaf(json_file(item.value), _xattrs(item))
-    except UsageError as error:  # a number of many thousand digits
-        return Leaf(json_file(_refusal(item, str(error))), _xattrs(item))
-
-
-def _refusal(item: Item, reason: str | None) -> dict[str, str | None]:
-    """What stands in the place of a value that is not shown."""
-    why = {"refused": reason, "class": item.class_name}
-    return why if item.target is None else {**why, "target": item.target}
-
-
-def _xattrs(item: Item) -> dict[str, bytes]:
-    found = {"user.key": item.key.encode("utf-8", "surrogatepass")}
-    if item.tensor is not None:
-        found["user.dtype"] = item.tensor.dtype.name.encode()
-        found["user.shape"] = json.dumps(list(item.tensor.shape)).encode()
-    if item.tied_to is not None:
-        found["user.tied_to"] = item.tied_to.encode("utf-8", "surrogatepass")
-    return found
+def _applying(subject: Subject) -> list[ViewSpec]:
+    return [spec for spec in VIEWS if spec.applies(subject)]

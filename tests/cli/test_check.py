@@ -141,7 +141,7 @@ def test_values_are_problems_when_asked_for(tmp_path: Path, ckptfs: Ckptfs) -> N
         ("lz4_zeroed", 1, "chunk 0"),
         ("no_success", 3, "never finished"),
         ("trunc_90", 3, "truncated"),
-        ("not_hdf5", 3, "neither"),
+        ("not_hdf5", 3, "none of these"),
     ],
 )
 def test_damaged_files(name: str, code: int, said: str, ckptfs: Ckptfs) -> None:

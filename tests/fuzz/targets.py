@@ -38,7 +38,7 @@ from ckptfs.formats.torch.unpickler import unpickle
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import read_into
 from ckptfs.tensors.tensor import Tensor, nbytes
-from ckptfs.vfs.views import build_tree
+from ckptfs.vfs.views import build
 from tests.formats.hdf5.h5_files import tensors_of
 from tests.formats.samples import open_index
 from tests.fuzz import corpus
@@ -64,7 +64,7 @@ def read_all(source: Source) -> None:
             if item.tensor is not None:
                 with contextlib.suppress(CkptfsError, OSError):
                     _read_pieces(item.tensor)
-        for _ in build_tree(source).walk():
+        for _ in build(source).walk():
             pass
     finally:
         source.close()

@@ -11,7 +11,7 @@ from ckptfs.conversion.hf import View
 from ckptfs.formats.extents import text_file
 from ckptfs.vfs.components import parts_of
 from ckptfs.vfs.tree import Entry, Leaf
-from ckptfs.vfs.views import build_tree
+from ckptfs.vfs.views import build
 from tests.factories import ArrayTensor, source_of
 from tests.formats.reading import content
 
@@ -26,7 +26,7 @@ VIEW = View(
 
 
 def shown(**options: Any) -> dict[str, Entry]:
-    return dict(build_tree(source_of({}), VIEW, **options).walk())
+    return dict(build(source_of({}), VIEW, **options).walk())
 
 
 def text_of(entry: Entry) -> str:
@@ -55,7 +55,7 @@ def test_paths_lead_to_where_the_mount_is() -> None:
 
 def test_a_tokenizer_goes_to_what_has_a_vocabulary() -> None:
     tokenizer = {"tokenizer.json": Leaf(text_file("{}")), "config.json": Leaf(text_file("not this one"))}
-    tree = build_tree(source_of({}), VIEW, hf_extra=tokenizer)
+    tree = build(source_of({}), VIEW, beside=tokenizer)
     found = [path for path, _ in tree.walk() if path.endswith("tokenizer.json")]
     assert found == ["/hf/text/tokenizer.json", "/hf-bin/text/tokenizer.json"]
     inodes = [entry.ino for path in found if (entry := tree.lookup(path)) is not None]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ckptfs.conversion.hf import View
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats.source import Container, Item
 from ckptfs.vfs.facts import facts, step
@@ -40,7 +41,9 @@ def test_trainer_checkpoint() -> None:
         warnings=["one object was refused"],
         nbytes=999,
     )
-    assert facts(source, family="gpt2", views={"hf": {"n_tensors": 2}}) == {
+    tensors = {"a": WEIGHT, "b": WEIGHT}
+    view = View("gpt2", "cs-2.10", "hf", tensors, {}, warnings=("a key was dropped",))
+    assert facts(source, view) == {
         "source": "checkpoint_70.mdl",
         "format": "cerebras-h5",
         "format_version": "0.5",
@@ -56,7 +59,7 @@ def test_trainer_checkpoint() -> None:
         "states": ["model", "optimizer", "empty", "3", "hook"],
         "views": {"hf": {"n_tensors": 2}},
         "refused": [{"key": "hook", "class": "os.system", "reason": "an object"}],
-        "warnings": ["one object was refused"],
+        "warnings": ["one object was refused", "a key was dropped"],
     }
 
 

@@ -21,7 +21,7 @@ from ckptfs.tensors.tensor import Tensor
 from ckptfs.vfs.hf import hf_folder
 from ckptfs.vfs.torch import hf_bin_folder, torch_folder
 from ckptfs.vfs.tree import Folder, Leaf
-from ckptfs.vfs.views import build_tree
+from ckptfs.vfs.views import build
 from tests.factories import source_of, tensor_of
 from tests.formats.reading import content
 from tests.paths import FAMILIES
@@ -104,7 +104,7 @@ def test_what_is_refused_keeps_its_place(tmp_path: Path) -> None:
         "l": [f"{REFUSED}would run code>", f"{REFUSED}leads outside>", 5],
         "d": f"{REFUSED}cannot be read>",
     }
-    page = build_tree(source).lookup("/README.txt")
+    page = build(source).lookup("/README.txt")
     assert isinstance(page, Leaf)
     text = content(page.file).decode()
     assert "not shown: l.0: would run code" in text and "a text that says why" in text

@@ -6,7 +6,6 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,27 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
+from ckptfs.conversion.hf import View
 from ckptfs.errors import UsageError
 from ckptfs.formats.extents import text_file
 from ckptfs.formats.source import Item
 from ckptfs.tensors.tensor import Tensor
+from ckptfs.vfs import views
 from ckptfs.vfs.facts import facts
 from ckptfs.vfs.names import MAX_LEVELS
 from ckptfs.vfs.tree import Folder, Leaf, Tree
-from ckptfs.vfs.views import build_tree
+from ckptfs.vfs.views import ViewSpec, build, listing
 from tests.factories import ArrayTensor, array_of, source_of, tensor_of
 from tests.formats.reading import content
 
 
-@dataclass(frozen=True)
-class FakeView:
-    tensors: Mapping[str, Tensor]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    tgt: str = "hf"
-    model: str = "gpt2"
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    components: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
+def view_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **fields: Any) -> View:
+    """A Hugging Face view of gpt2."""
+    return View(
+        **{"model": "gpt2", "src": "cs-2.10", "tgt": "hf", "tensors": tensors, "config": config or {}, **fields}
+    )
 
 
 def files_of(tree: Tree, under: str) -> dict[str, bytes]:
@@ -71,7 +68,7 @@ KEYS = st.lists(st.text("ab0", min_size=1, max_size=3), min_size=1, max_size=4).
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=12))
 def test_tree_equals_its_model(values: dict[str, Any]) -> None:
-    tree = build_tree(source_of(values))
+    tree = build(source_of(values))
     arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
     want = {f"{key.replace('.', '/')}.npy": npy(array) for key, array in arrays.items()}
     want |= {
@@ -86,7 +83,7 @@ def test_tree_equals_its_model(values: dict[str, Any]) -> None:
 @settings(deadline=None)
 @given(st.lists(st.text("ab.", max_size=6), unique=True))
 def test_every_key_is_there_once_and_in_order(keys: list[str]) -> None:
-    tree = build_tree(source_of({key: np.zeros(i, np.int8) for i, key in enumerate(keys)}))
+    tree = build(source_of({key: np.zeros(i, np.int8) for i, key in enumerate(keys)}))
     entries = [entry for path, entry in tree.walk() if path.startswith("/tensors/") and isinstance(entry, Leaf)]
     assert sorted(entry.xattrs["user.key"].decode() for entry in entries) == sorted(keys)
     raw = tree.lookup("/raw")
@@ -96,7 +93,7 @@ def test_every_key_is_there_once_and_in_order(keys: list[str]) -> None:
 
 def test_listing_follows_the_state_dict() -> None:
     keys = ["z.b.w", "a.w", "z.a.w", "z.b.bias", "top"]
-    tree = build_tree(source_of({key: np.zeros(1, np.int8) for key in keys}))
+    tree = build(source_of({key: np.zeros(1, np.int8) for key in keys}))
     listed = [path for path, _ in tree.walk() if path.startswith("/tensors/")]
     assert [path.removeprefix("/tensors/") for path in listed] == [
         *("z", "z/b", "z/b/w.npy", "z/b/bias.npy", "z/a", "z/a/w.npy", "a", "a/w.npy", "top.npy"),
@@ -104,12 +101,12 @@ def test_listing_follows_the_state_dict() -> None:
 
 
 def test_a_tensor_and_a_folder_of_one_name() -> None:
-    tree = build_tree(source_of({"a": np.int8([1]), "a.npy": np.int8([2]), "a.json": 3, "a.npy.npy": None}))
+    tree = build(source_of({"a": np.int8([1]), "a.npy": np.int8([2]), "a.json": 3, "a.npy.npy": None}))
     assert set(files_of(tree, "/tensors/")) == {"a.npy", "a/npy.npy", "a/json.json", "a/npy/npy.json"}
 
 
 def test_attributes_hold_dtype_shape_and_the_real_key() -> None:
-    tree = build_tree(source_of({"a/b.w": tensor_of("bfloat16", (2, 3)), "n": 1}))
+    tree = build(source_of({"a/b.w": tensor_of("bfloat16", (2, 3)), "n": 1}))
     want = {"user.key": b"a/b.w", "user.dtype": b"bfloat16", "user.shape": b"[2, 3]"}
     assert leaf_at(tree, "/raw/a%2Fb.w").xattrs == want
     assert leaf_at(tree, "/tensors/a%2Fb/w.npy").xattrs == want
@@ -123,7 +120,7 @@ def test_what_is_not_shown_says_why() -> None:
         "n": 10**6000,
         "t": Item("t", "tensor", tensor=tensor_of("int8", (2,)), tied_to="s"),
     }
-    tree = build_tree(source_of(values))
+    tree = build(source_of(values))
     files = files_of(tree, "/tensors/")
     assert json.loads(files["o.json"]) == {"refused": "not a plain value", "class": "os.system"}
     assert json.loads(files["l.json"]) == {"refused": "outside of the folder", "class": None, "target": "../x.mdl"}
@@ -140,8 +137,8 @@ def test_nothing_is_read_and_nothing_is_made_until_asked() -> None:
         def items(self) -> Any:
             raise AssertionError("hf/ was made without being looked at")
 
-    view = FakeView(Untouched())
-    tree = build_tree(source_of({"model.w": tensor}), view)
+    view = view_of(Untouched())
+    tree = build(source_of({"model.w": tensor}), view)
     assert leaf_at(tree, "/tensors/model/w.npy").size == 128 + 64
     assert leaf_at(tree, "/checkpoint.json").size > 0
     assert tensor.reads == 0
@@ -152,9 +149,9 @@ def test_nothing_is_read_and_nothing_is_made_until_asked() -> None:
 def test_hf_is_a_model_folder() -> None:
     weight, bias = array_of("float32", (3, 4), 1), array_of("float16", (4,), 2)
     config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 2, "eos_token_id": 7}
-    view = FakeView({"w": ArrayTensor(weight), "b": ArrayTensor(bias)}, config)
+    view = view_of({"w": ArrayTensor(weight), "b": ArrayTensor(bias)}, config)
     extra = {"tokenizer.json": Leaf(text_file("{}")), "config.json": Leaf(text_file("not this"))}
-    tree = build_tree(source_of({}), view, no_hf_reason="never said", hf_extra=extra)
+    tree = build(source_of({}), view, reason="never said", beside=extra)
     files = files_of(tree, "/hf/")
     assert list(files) == ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
     assert files["config.json"].decode() == json.dumps(config, indent=4)
@@ -166,8 +163,8 @@ def test_hf_is_a_model_folder() -> None:
 
 
 def test_hf_past_the_shard_size() -> None:
-    view = FakeView({key: tensor_of("uint8", (6,)) for key in "abc"})
-    tree = build_tree(source_of({}), view, shard_bytes=12)
+    view = view_of({key: tensor_of("uint8", (6,)) for key in "abc"})
+    tree = build(source_of({}), view, shard_bytes=12)
     assert [name for name in files_of(tree, "/hf/") if name.startswith("model")] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
@@ -176,7 +173,7 @@ def test_hf_past_the_shard_size() -> None:
 
 
 def test_without_hf_the_page_says_why() -> None:
-    tree = build_tree(source_of({}), no_hf_reason="the checkpoint names no family; use --model")
+    tree = build(source_of({}), reason="the checkpoint names no family; use --model")
     assert "There is no hf/: the checkpoint names no family; use --model" in content(
         leaf_at(tree, "/README.txt").file
     ).decode().replace("\n", " ")
@@ -184,34 +181,48 @@ def test_without_hf_the_page_says_why() -> None:
 
 
 def test_a_view_that_cannot_be_written_spoils_its_folder_only() -> None:
-    view = FakeView({"w": tensor_of("complex128", (1,))})
-    tree = build_tree(source_of({"w": 1}), view)
+    view = view_of({"w": tensor_of("complex128", (1,))})
+    tree = build(source_of({"w": 1}), view)
     with pytest.raises(UsageError, match="w: safetensors has no element type"):
         tree.lookup("/hf/model.safetensors")
     assert content(leaf_at(tree, "/tensors/w.json").file) == b"1\n"
 
 
-def test_more_entries_at_the_top() -> None:
-    tree = build_tree(source_of({}, mtime_ns=5), extra={"torch": Folder(lambda: {"model.pt": Leaf(text_file("x"))})})
-    assert list(tree.root.children) == ["README.txt", "checkpoint.json", "tensors", "raw", "torch"]
+def test_one_more_row_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extra(name: str, applies: bool) -> ViewSpec:
+        made = Folder(lambda: {"model.pt": Leaf(text_file("x"))})
+        return ViewSpec(name, f"about {name}", lambda _: applies, lambda _: made)
+
+    monkeypatch.setattr(views, "VIEWS", (*views.VIEWS, extra("more", True), extra("never", False)))
+    tree = build(source_of({}, mtime_ns=5))
+    names = ["README.txt", "checkpoint.json", "tensors", "raw", "torch", "more"]
+    assert list(tree.root.children) == names == [name for name, _ in listing(tree)]
+    assert dict(listing(tree))["more"] == "about more"
     assert tree.mtime_ns == 5
     page = content(leaf_at(tree, "/README.txt").file).decode()
-    assert all(name in page for name in tree.root.children)
-    assert content(leaf_at(tree, "/torch/model.pt").file) == b"x"
+    assert all(name in page for name in names) and "about more" in page and "never" not in page
+    assert content(leaf_at(tree, "/more/model.pt").file) == b"x"
+
+
+def test_a_cerebras_target_has_its_own_folder() -> None:
+    tree = build(source_of({}), view_of({"w": tensor_of("int8", (2,))}, {"model": {}}, tgt="cs-2.9"))
+    assert list(tree.root.children)[-2:] == ["torch", "cs"]
+    assert tree.lookup("/hf") is None
 
 
 def test_checkpoint_json_holds_the_facts() -> None:
     source = source_of({"global_step": 12, "model.w": tensor_of("int8", (2,)), "odd": math.nan})
-    assert json.loads(content(leaf_at(build_tree(source), "/checkpoint.json").file)) == facts(source)
-    about = facts(source, family="gpt2")
-    tree = build_tree(source, about=about)
-    assert json.loads(content(leaf_at(tree, "/checkpoint.json").file))["family"] == "gpt2"
-    assert "gpt2; step 12" in content(leaf_at(tree, "/README.txt").file).decode()
+    assert json.loads(content(leaf_at(build(source), "/checkpoint.json").file)) == facts(source)
+    tree = build(source, view_of({}, warnings=("a field was left out",)))
+    about = json.loads(content(leaf_at(tree, "/checkpoint.json").file))
+    assert about["family"] == "gpt2" and about["warnings"] == ["a field was left out"]
+    page = content(leaf_at(tree, "/README.txt").file).decode()
+    assert "gpt2; step 12" in page and "a field was left out" in page
 
 
 def test_keys_of_thousands_of_levels() -> None:
     keys = [".".join(["x"] * 5000), "." * 5000, ".".join(["x"] * 5000) + ".npy"]
-    tree = build_tree(source_of({key: np.zeros(1, np.int8) for key in keys}))
+    tree = build(source_of({key: np.zeros(1, np.int8) for key in keys}))
     leaves = [(path, entry) for path, entry in tree.walk() if path.startswith("/tensors/") and isinstance(entry, Leaf)]
     assert {entry.xattrs["user.key"].decode() for _, entry in leaves} == set(keys)
     assert all(path.count("/") == MAX_LEVELS + 1 for path, _ in leaves)
