@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptfs.errors import CorruptHeader
+from ckptfs.errors import CorruptHeader, UsageError
 from ckptfs.formats.extents import Body, ExtentFile, file_of
 from ckptfs.formats.files import SourceFile, read_exactly
 from ckptfs.formats.sealed import Sealed, combine
@@ -96,7 +96,9 @@ def data_offset(archive: Archive, record: Record) -> int:
         raise CorruptHeader(file.path, f"no zip header of {record.name} at byte {record.offset}")
     start: int = record.offset + _LOCAL.size + n_name + n_extra
     if not record.stored:
-        raise CorruptHeader(file.path, f"{record.name} is compressed or encrypted, which torch never does")
+        raise CorruptHeader(
+            file.path, f"{record.name} is compressed or encrypted; only stored records can be read at any place"
+        )
     if start + record.nbytes > archive.end:
         what = f"{record.nbytes} bytes at byte {start} reach past the archive's data (which ends at {archive.end})"
         raise CorruptHeader(file.path, f"{record.name}: {what}")
@@ -131,11 +133,15 @@ def damaged_records(file: SourceFile) -> Iterator[tuple[Record, int]]:
 
 
 def zip_file(records: Iterable[tuple[str, Content]]) -> ExtentFile:
-    """An archive of these (name, data), stored in this order. Reads no tensor data."""
+    """An archive of these (name, data), stored in this order. Reads no tensor data.
+
+    Raises `UsageError` for a name that is no Unicode text or longer than 64 KiB.
+    """
     bodies: list[Body] = []
     placed: list[Record] = []
     offset = 0
     for name, content in records:
+        _check_name(name)
         record = Record(name, offset, sum(map(_size, content)), True, _crc_of_content(content))
         header = _local_header(record)
         placed.append(record)
@@ -220,6 +226,15 @@ def _crc_of_content(content: Content) -> int:
     for part in content:
         crc = zlib.crc32(part, crc) if isinstance(part, bytes) else combine(crc, part.crc, nbytes(part))
     return crc
+
+
+def _check_name(name: str) -> None:
+    try:
+        fits = len(name.encode()) <= 0xFFFF
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise UsageError(f"{name!a:.200}: a zip archive cannot have a record of this name")
 
 
 def _size(body: Body) -> int:

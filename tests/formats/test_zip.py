@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptfs.errors import UsageError
 from ckptfs.formats.files import open_file
 from ckptfs.formats.sealed import Sealed
 from ckptfs.formats.zip import ALIGNMENT, damaged_records, data_offset, read_directory, zip_file
@@ -61,3 +62,9 @@ def test_damaged_records_are_named(tmp_path: Path, victim: str) -> None:
     file = open_file(path)
     assert [(record.name, start) for record, start in damaged_records(file)] == [(victim, at)]
     os.close(file.fd)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 65_536])
+def test_names_that_do_not_fit_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot have a record of this name"):
+        zip_file([(name, [b"x"])])
