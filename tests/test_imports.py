@@ -40,6 +40,14 @@ ONLY_IN = {
     "rich": ["cli*"],
     "click": ["cli*"],
 }
+PACKAGES_OF_FORMATS: list[tuple[str, str, set[str]]] = [
+    ("hdf5", "cerebras", set()),
+    ("hdf5", "torch", set()),
+    ("torch", "hdf5", set()),
+    ("torch", "cerebras", set()),
+    ("cerebras", "hdf5", {"dataset", "index", "writer"}),
+]
+"""(package of `formats`, another one, what it may import of that): Cerebras knows nothing of HDF5's structures."""
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
@@ -76,6 +84,14 @@ def test_no_module_imports_itself_through_others() -> None:
     """Imports in functions and for type checkers count, too."""
     names = {module: {name.removeprefix("ckptfs.") for name in imported(path)} for module, path in MODULES.items()}
     TopologicalSorter({module: (found & set(MODULES)) - {module} for module, found in names.items()}).prepare()
+
+
+@pytest.mark.parametrize(("package", "other", "known"), PACKAGES_OF_FORMATS)
+def test_packages_of_formats_keep_apart(package: str, other: str, known: set[str]) -> None:
+    ours = {m: path for m, path in MODULES.items() if m.startswith(f"formats.{package}.")}
+    prefix = f"ckptfs.formats.{other}."
+    found = {name.removeprefix(prefix) for path in ours.values() for name in imported(path) if name.startswith(prefix)}
+    assert ours and found <= known
 
 
 @pytest.mark.parametrize("room", ROOMS[:-1])

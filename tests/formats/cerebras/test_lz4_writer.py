@@ -12,11 +12,10 @@ import lz4.block
 import numpy as np
 import pytest
 
-from ckptfs.formats.cerebras import lz4_writer, writer
 from ckptfs.formats.cerebras.lz4_writer import write_lz4
 from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.cerebras.state import State, state_tree
-from ckptfs.formats.hdf5 import chunk_writer
+from ckptfs.formats.hdf5 import chunk_writer, writer
 from ckptfs.formats.hdf5.chunk_writer import chunk_shape
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import to_bytes
@@ -94,8 +93,7 @@ def test_trees_and_edges(
     n_levels: int, chunk: tuple[int, ...], band: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors that end inside a chunk, with up to three levels of B-tree nodes."""
-    for module in (writer, lz4_writer):
-        monkeypatch.setattr(module, "chunk_shape", lambda shape, itemsize: chunk)
+    monkeypatch.setattr(writer, "chunk_shape", lambda shape, itemsize: chunk)
     monkeypatch.setattr(chunk_writer, "_MAX_GRID_ROW", band)
     writer._template.cache_clear()
     n_chunks = {1: 5, 2: 70, 3: 4200}[n_levels]
