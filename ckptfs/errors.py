@@ -4,27 +4,27 @@
 
     CkptfsError                       exit 3, EIO        something about the input is broken
     ├─ SourceError                    exit 3, EIO        a checkpoint cannot be read
-    │  ├─ UnknownFormat               exit 3, EIO        no reader knows this file
+    │  ├─ UnknownFormat               exit 3, EIO        the file has none of the known formats
     │  ├─ CorruptHeader               exit 3, EIO        header, index or directory is damaged
     │  ├─ CorruptChunk                exit 3, EIO        the data of one tensor is damaged
     │  ├─ Incomplete                  exit 3, EIO        the writer never finished the file
     │  ├─ MissingKey                  exit 1, ENOENT     the checkpoint has no such key
     │  ├─ MissingShard                exit 3, ENOENT     an index names a file that is not there
     │  ├─ MissingCodec                exit 4, EIO        a filter or reader library is not installed
-    │  └─ Unsafe                      exit 1, EPERM      reading on would run or leave the checkpoint
+    │  └─ Unsafe                      exit 1, EPERM      reading would run code or leave the checkpoint
     ├─ MappingError                   exit 1, EINVAL     the tensors do not fit the model family
-    │  ├─ UnknownFamily               exit 2, EINVAL     nobody knows this model name
+    │  ├─ UnknownFamily               exit 2, EINVAL     the model name is not known
     │  ├─ NoPath                      exit 2, EINVAL     these two formats are not connected
     │  ├─ UnmatchedKeys               exit 1, EINVAL     keys that no rule claims
     │  └─ MissingKeys                 exit 1, EINVAL     keys that a rule needs as a group
     ├─ ConfigError                    exit 1, EINVAL     the model config cannot be converted
     │  ├─ UnsupportedValue            exit 1, EINVAL     a field has a value that the target cannot express
     │  └─ MissingField                exit 1, EINVAL     a field that the conversion needs is absent
-    ├─ ShapeError                     exit 1, EINVAL     a tensor has not the shape that a rule needs
-    ├─ UsageError                     exit 2, EINVAL     the request itself makes no sense
+    ├─ ShapeError                     exit 1, EINVAL     a tensor does not have the shape that a rule needs
+    ├─ UsageError                     exit 2, EINVAL     the request is wrong
     ├─ WriteError                     exit 4, EIO        an output cannot be written (errno: the system's own)
-    └─ MountError                     exit 4, EIO        FUSE or the machine does not play along
-       └─ MountRefused                exit 1, EBUSY      nothing to unmount there, or it is in use
+    └─ MountError                     exit 4, EIO        FUSE or the machine does not allow it
+       └─ MountRefused                exit 1, EBUSY      nothing to unmount, or it is in use
 
 A message says what, where and what to try, on one line. Fields carry the same facts for programs.
 """
@@ -36,7 +36,7 @@ from collections.abc import Sequence
 
 
 class CkptfsError(Exception):
-    """Root of the tree; ``exit_code`` is for commands and ``errno`` for the mount."""
+    """Root of the tree; ``exit_code`` is for commands, ``errno`` for the mount."""
 
     exit_code = 3
     errno = errno.EIO
@@ -68,7 +68,7 @@ class CorruptChunk(SourceError):
 
 
 class Incomplete(SourceError):
-    """The writer of the file never finished it."""
+    """The file was never finished."""
 
 
 class MissingKey(SourceError, KeyError):
@@ -99,7 +99,7 @@ class MissingCodec(SourceError):
 
 
 class Unsafe(SourceError):
-    """Going on would execute something from the file or follow a link out of it."""
+    """Reading would run code from the file or follow a link out of its folder."""
 
     exit_code = 1
     errno = errno.EPERM
@@ -113,7 +113,7 @@ class MappingError(CkptfsError):
 
 
 class UnknownFamily(MappingError):
-    """Nobody knows this model name."""
+    """The model name is not known."""
 
     exit_code = 2
 
@@ -132,7 +132,7 @@ class NoPath(MappingError):
         self.model, self.src, self.tgt = model, src, tgt
         hint = f"; known: {known}" if known else ""
         if src == tgt == "hf":
-            hint += "; if it is no Hugging Face model, say so with --src-fmt cs-X.Y"
+            hint += "; if the source is not a Hugging Face model, say so with --src-fmt cs-X.Y"
         super().__init__(f"{model}: cannot convert {src} to {tgt}{hint}")
 
 
@@ -184,7 +184,7 @@ class MissingField(ConfigError):
 
 
 class ShapeError(CkptfsError):
-    """A tensor has not the shape that a rule needs."""
+    """A tensor does not have the shape that a rule needs."""
 
     exit_code = 1
     errno = errno.EINVAL
@@ -195,7 +195,7 @@ class ShapeError(CkptfsError):
 
 
 class UsageError(CkptfsError):
-    """The request itself makes no sense."""
+    """The request is wrong: a name, an option, a file that does not exist."""
 
     exit_code = 2
     errno = errno.EINVAL
@@ -215,13 +215,13 @@ class WriteError(CkptfsError):
 
 
 class MountError(CkptfsError):
-    """FUSE or the machine does not play along."""
+    """FUSE or the machine does not allow the mount."""
 
     exit_code = 4
 
 
 class MountRefused(MountError):
-    """An unmount that cannot be done as things stand: nothing of ours is mounted there, or it is in use."""
+    """An unmount that cannot be done now: no ckptfs mount is there, or it is in use."""
 
     exit_code = 1
     errno = errno.EBUSY

@@ -84,7 +84,7 @@ class Commands(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except BrokenPipeError:  # 'ckptfs cat … | head': the reader has what it wanted
+        except BrokenPipeError:  # 'ckptfs cat … | head': the reader has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise click.exceptions.Exit(_NOBODY_READS) from None
         except Terminated:

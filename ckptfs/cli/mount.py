@@ -36,7 +36,7 @@ _FLAGS = frozenset({"allow_other", "nonempty", "ro", "nosuid", "nodev", "noexec"
 @click.option("--cache-size", type=size, help="Memory for decoded data (128MiB).")
 @click.option("--threads", type=click.IntRange(1, 64), help="Threads that answer reads (as processors allow: 1 to 4).")
 @click.option("--read-ahead", type=size, help="Read-ahead of the mount, 0 for the kernel's default (4MiB; needs root).")
-@click.option("--allow-other", is_flag=True, help="Let other users read the mount, too.")
+@click.option("--allow-other", is_flag=True, help="Let other users read the mount.")
 @click.option("--uid", type=click.IntRange(0), help="Owner of all files (you).")
 @click.option("--gid", type=click.IntRange(0), help="Group of all files (yours).")
 @click.option("--umask", type=octal, help="Permission bits to take away from 0444 and 0555.")

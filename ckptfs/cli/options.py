@@ -19,7 +19,7 @@ def size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([A-Za-z]*)\s*", text, re.ASCII)
     unit = _UNITS.get(found[3].lower()) if found else None
     if found is None or unit is None:
-        raise click.BadParameter(f"{text!r} is no size; write for example 4096, 512KiB, 4MiB or 10GB")
+        raise click.BadParameter(f"{text!r} is not a size; write for example 4096, 512KiB, 4MiB or 10GB")
     part = found[2] or "0"
     return int(found[1]) * unit + int(int(part) * unit // 10 ** len(part))
 
@@ -27,11 +27,11 @@ def size(text: str) -> int:
 def octal(text: str) -> int:
     """Permission bits from octal digits."""
     if not re.fullmatch(r"[0-7]{1,4}", text):
-        raise click.BadParameter(f"{text!r} is no umask; write octal digits such as 022")
+        raise click.BadParameter(f"{text!r} is not a umask; write octal digits such as 022")
     return int(text, 8)
 
 
-path_type = click.Path(readable=False)  # whoever opens it says what is wrong with it
+path_type = click.Path(readable=False)  # the code that opens it says what is wrong
 source_argument = click.argument("source", type=path_type)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 progress_option = click.option("--no-progress-bar", is_flag=True, help="Show no progress.")

@@ -9,11 +9,11 @@ from ckptfs.cli.options import path_type
 
 @click.command("umount")
 @click.argument("mountpoint", type=path_type)
-@click.option("--lazy", is_flag=True, help="Take it out of sight now, end it when its last user is done.")
+@click.option("--lazy", is_flag=True, help="Detach it now; it ends when its last user is done.")
 def command(mountpoint: str, lazy: bool) -> None:
     """Unmount and wait until the mount is gone.
 
-    Works for a mount whose daemon died, too.
+    It also works for a mount whose daemon died.
     """
     from ckptfs.mount.daemon import unmount_and_wait
 

@@ -138,7 +138,7 @@ def recognise(path: str, formats: Sequence[Format]) -> Format:
 
 
 def has_hdf5_signature(file: SourceFile) -> bool:
-    """Whether the signature stands at byte 0, 512, 1024, 2048 … (HDF5 allows a user block of such a size)."""
+    """Whether the signature is at byte 0, 512, 1024, 2048 … (HDF5 allows a user block of such a size)."""
     at = 0
     while at + len(SIGNATURE) <= file.size:
         if read_exactly(file, at, len(SIGNATURE), "the signature") == SIGNATURE:

@@ -1,7 +1,7 @@
-"""A file that does not exist, described as extents: literal bytes and tensor data at known offsets.
+"""A file described as extents: literal bytes and tensor data at known offsets.
 
-Sizes and offsets are fixed when a layout is made, from headers alone. `ExtentFile.read_into` evaluates just the
-part asked for; the mount and every writer read through it, so they cannot differ.
+Sizes and offsets are fixed when the description is made, from headers alone. `ExtentFile.read_into` evaluates just
+the part asked for. The mount and every writer read through it, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class ExtentFile:
         return n
 
     def body_at(self, offset: int) -> int:
-        """Which body the byte at *offset* stands in; empty ones before it are passed over."""
+        """Index of the body that has the byte at *offset*; empty bodies before it are skipped."""
         return bisect_right(self.starts, offset) - 1
 
 
 def file_of(bodies: Iterable[Body]) -> ExtentFile:
-    """A file made of these bodies, one after the other."""
+    """The file of these bodies, laid end to end."""
     kept = tuple(bodies)
     sizes = (len(b) if isinstance(b, bytes) else nbytes(b) for b in kept)
     return ExtentFile(kept, tuple(accumulate(sizes, initial=0)))

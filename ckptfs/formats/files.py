@@ -55,7 +55,7 @@ def read_exactly(file: SourceFile, offset: int, n: int, what: str) -> bytes:
     The size is checked against the file's before anything is allocated.
     """
     if offset < 0 or n < 0 or offset + n > file.size:
-        raise CorruptHeader(file.path, f"{what} ({n} bytes at byte {offset}) lies past the end ({file.size} bytes)")
+        raise CorruptHeader(file.path, f"{what} ({n} bytes at byte {offset}) is past the end ({file.size} bytes)")
     data = bytearray(n)
     done = 0
     while done < n:
@@ -67,15 +67,15 @@ def read_exactly(file: SourceFile, offset: int, n: int, what: str) -> bytes:
 
 
 def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
-    """The JSON object in *data*; `CorruptHeader` when it is none, or when a name stands in it twice."""
+    """The JSON object in *data*; `CorruptHeader` when it is something else, or has a name twice."""
     if sum(data.count(mark) for mark in (b"{", b"[", b",")) > MAX_JSON_VALUES:
         raise CorruptHeader(path, f"{what} has more than {MAX_JSON_VALUES} values")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # ValueError has UnicodeDecodeError and JSONDecodeError below it
-        raise CorruptHeader(path, f"{what} is no valid JSON: {error}") from error
+        raise CorruptHeader(path, f"{what} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CorruptHeader(path, f"{what} is no JSON object")
+        raise CorruptHeader(path, f"{what} is not a JSON object")
     return value
 
 
@@ -84,16 +84,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice[:200]!r} stands in it twice")
+        raise ValueError(f"{twice[:200]!r} is in it twice")
     return found
 
 
 def checked_shape(shape: object, itemsize: int) -> Shape:
-    """*shape* as a tuple of sizes; ValueError when it is none, or when the tensor could not exist."""
+    """*shape* as a tuple of sizes; ValueError for something else, and for a tensor that could not exist."""
     if not isinstance(shape, (list, tuple)) or len(shape) > MAX_NDIM:
-        raise ValueError(f"its shape is no list of at most {MAX_NDIM} sizes")
+        raise ValueError(f"its shape is not a list of at most {MAX_NDIM} sizes")
     if any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError("its shape has something else than sizes")
+        raise ValueError("its shape has negative sizes or something else than integers")
     if math.prod(n for n in shape if n) * itemsize > MAX_NBYTES:
         raise ValueError("its shape has more than 2**62 bytes")
     return tuple(shape)

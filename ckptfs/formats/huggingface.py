@@ -56,7 +56,7 @@ def _open_one(folder: str, open_weights: OpenWeights) -> Source:
 
 
 def components_in(folder: str) -> tuple[str, ...]:
-    """The components of a model that lie in *folder*, each with its ``config.json``; none where weights lie there."""
+    """The components of a model in *folder*, each with its ``config.json``; none where *folder* has weights itself."""
     if any(os.path.isfile(os.path.join(folder, name)) for name in NAMES):
         return ()
     for names in COMPONENTS:
@@ -149,7 +149,7 @@ def _instead(folder: str, present: list[str]) -> str:
 def _shard_path(index: str, name: str) -> str:
     """Where the shard *name* is; `Unsafe` outside the index's folder, `MissingShard` when it is not there."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise Unsafe(index, f"names the shard {name[:200]!r}; shards must lie in the index's own folder")
+        raise Unsafe(index, f"names the shard {name[:200]!r}; shards must be in the index's own folder")
     path = os.path.join(os.path.dirname(index), name)
     if not os.path.exists(path):
         raise MissingShard(index, f"the shard {name} is not there; download or copy it beside the index")
@@ -204,9 +204,9 @@ Numbering: TypeAlias = Literal["as needed", "always"]
 
 
 def shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
-    """*tensors* cut into shards of at most *max_bytes* of tensor data, at least one, filled in key order.
+    """*tensors* split into shards of at most *max_bytes* of tensor data, at least one, filled in key order.
 
-    A key that would overflow the limit opens a new shard; a tensor above the limit has a shard of its own.
+    A key that would exceed the limit opens a new shard; a tensor above the limit has a shard of its own.
     """
     found: list[dict[str, Tensor]] = [{}]
     used = 0

@@ -23,9 +23,8 @@ class SetOf:
 def nested_state(source: Source) -> Value:
     """The whole state dict of *source*; a flat one is a dict of its keys.
 
-    A deque becomes a list and a namedtuple a tuple: the first is more than ``torch.load`` takes, and nothing names
-    the fields of the second. A value that cannot be shown is the text of `not_shown`, so that every key and every
-    position stays.
+    A deque becomes a list, for ``torch.load`` refuses a deque. A namedtuple becomes a tuple, for nothing names its
+    fields. A value that cannot be shown becomes the text of `not_shown`: every key and every position stays.
     """
     if source.tree is None:
         return {key: _leaf(item) for key, item in source.items.items()}
@@ -42,7 +41,7 @@ def model_state(source: Source) -> Value:
 
 
 def not_shown(reason: str) -> str:
-    """What stands in the place of a value that is refused: a text that says so."""
+    """The text that replaces a value which is refused."""
     return f"<not shown by ckptfs: {reason}>"
 
 

@@ -21,7 +21,7 @@ def npy_file(tensor: Tensor) -> ExtentFile:
 
 
 def npy_header(tensor: Tensor) -> bytes:
-    """What stands before the data; its size is a multiple of 64 bytes."""
+    """What comes before the data: a multiple of 64 bytes."""
     return _header(tensor.dtype.npy, tensor.shape)
 
 

@@ -8,8 +8,8 @@ bytes                       content
 (8 + n)-end of the file     the tensors' data; ``data_offsets`` [start, stop) count from here
 ==========================  =====================================================================
 
-The data is wholly covered: no tensor overlaps another, nothing lies between two. ``__metadata__`` (a map of
-strings, mostly ``{"format": "pt"}``) says nothing about tensors and is not looked at.
+The tensors cover the data: none overlaps another, and there are no gaps. ``__metadata__`` (a map of strings, mostly
+``{"format": "pt"}``) says nothing about tensors and is ignored.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _read_header(file: SourceFile) -> tuple[int, dict[str, Any]]:
 def _entry(file: SourceFile, key: str, entry: object) -> tuple[DType, tuple[int, ...], int, int]:
     """(dtype, shape, start, stop) of one tensor; offsets count from the start of the data."""
     if not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key):
-        raise CorruptHeader(file.path, f"{key!a}: its name is no Unicode text")
+        raise CorruptHeader(file.path, f"{key!a}: its name is not Unicode text")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CorruptHeader(file.path, f"{key}: its entry must have dtype, shape and data_offsets, nothing else")
     dtype = BY_SAFETENSORS.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
@@ -84,7 +84,7 @@ def _entry(file: SourceFile, key: str, entry: object) -> tuple[DType, tuple[int,
         raise CorruptHeader(file.path, f"{key}: {error}") from error
     offsets = entry["data_offsets"]
     if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int] or not 0 <= offsets[0] <= offsets[1]:
-        raise CorruptHeader(file.path, f"{key}: its data_offsets are no [start, stop]")
+        raise CorruptHeader(file.path, f"{key}: its data_offsets are not [start, stop]")
     start, stop = offsets
     nbytes = n_elements(shape) * dtype.itemsize
     if stop - start != nbytes:
@@ -140,7 +140,7 @@ def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] 
 
 
 def _rank(key: str, tensor: Tensor) -> int:
-    """Place of the tensor's dtype in the file; raises for what the format cannot hold."""
+    """Rank of the tensor's dtype in the order of the file; raises for what the format cannot hold."""
     name = tensor.dtype.safetensors
     if name is None:
         raise UsageError(f"{key}: safetensors has no element type for {tensor.dtype.name}; read it from tensors/")

@@ -1,12 +1,12 @@
 """CRC-32 of data that has not been read yet: records of a zip archive whose checksum is known ahead.
 
-A zip's headers hold the CRC-32 of every record, before and behind the data. Reading all of a model for them when an
-archive is opened is out of the question, and zeros make ``unzip -t`` and Python's zipfile call it damaged. But data
-followed by their own CRC-32 (little-endian) always have the CRC-32 `RESIDUE`, whatever the data, and zeros behind
-them change it in a known way. So a `Sealed` record ends with the CRC of its data, and the headers are constants.
+The headers of a zip hold the CRC-32 of every record, before and after the data. Opening an archive must not read the
+whole model for them, and with zeros ``unzip -t`` and Python's zipfile call the archive damaged. But any data followed
+by its own CRC-32 (little-endian) has the CRC-32 `RESIDUE`, and zeros after that change it in a known way. So a
+`Sealed` record ends with the CRC of its data, and the headers are constants.
 
-Only those 4 bytes depend on all the data. Whoever copies or checks a file comes by them last, when the CRC of
-everything before is already known (`Parts`); whoever asks for them alone waits for one pass over that record.
+Only those 4 bytes depend on all the data. A program that copies or checks a file reads them last, when the CRC of
+everything before is already known (`Parts`). A program that reads them alone waits for one pass over the record.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RESIDUE = 0x2144DF1C
 FAR = 1 << 20
 """Records from this size on (bytes) keep a distance from what follows them."""
 DISTANCE = 8192
-"""Zeros behind the checksum of such a record: opening an archive reads the next header, the end, and the pages and
-buffers around them, and must not meet a checksum that costs a pass over a large tensor."""
+"""Zeros after the checksum of such a record. Opening an archive reads the next header, the end, and the pages around
+them; none of these may hold a checksum that costs a pass over a large tensor."""
 
 _PIECE = 1 << 20
 _MAX_PARTS = 256
@@ -39,8 +39,8 @@ _lock = threading.Lock()  # held for a few microseconds, by all tensors: 100,000
 class Parts:
     """CRC-32 of those parts [start, stop) of some bytes that have been seen; neighbours are joined.
 
-    Holds some `_MAX_PARTS` parts; what random reads see beyond that is forgotten. A part at 0 or next to a known one
-    always finds its place, so reading every first gap in turn comes to an end.
+    Holds about `_MAX_PARTS` parts; what random reads see beyond that is forgotten. A part at 0 or next to a known one
+    is always kept, so reading the first gap again and again comes to an end.
     """
 
     _parts: list[tuple[int, int, int]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Parts:
         return (start, stop) if start < stop else None
 
     def add(self, start: int, stop: int, crc: int) -> None:
-        """Note the CRC-32 of [start, stop); ignored where another thread has seen some of it meanwhile."""
+        """Record the CRC-32 of [start, stop); ignored where another thread has already seen a part of it."""
         with _lock:
             parts = self._parts
             i = bisect_right(parts, (start, stop, crc))
@@ -74,7 +74,7 @@ class Parts:
                 parts[low:high] = [(start, stop, crc)]
 
     def whole(self, stop: int) -> int | None:
-        """The CRC-32 of [0, stop), None while parts of it are missing."""
+        """The CRC-32 of [0, stop); None while parts are missing."""
         with _lock:
             first = self._parts[0] if self._parts else (0, 0, 0)
         return first[2] if first[:2] == (0, stop) else None
@@ -104,7 +104,7 @@ class Sealed:
 
     @property
     def crc(self) -> int:
-        """CRC-32 of all of it; reads nothing."""
+        """CRC-32 of the whole record; reads nothing."""
         return zlib.crc32(bytes(self.shape[0] - nbytes(self.tensor) - 4), RESIDUE)
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
@@ -128,18 +128,18 @@ class Sealed:
             out[n:] = tail + bytes(len(out) - n - len(tail))
 
     def _note(self, start: int, data: memoryview) -> None:
-        """Remember the CRC-32 of what was read, where it is new."""
+        """Record the CRC-32 of what was read for the first time."""
         at, stop = start, start + len(data)
         while (gap := self._parts.gap(at, stop)) is not None:
             self._parts.add(*gap, zlib.crc32(data[gap[0] - start : gap[1] - start]))
             at = gap[1]
 
     def _crc_of_data(self) -> int:
-        """Reads what nobody has read yet."""
+        """CRC-32 of the data; reads the parts that nobody has read yet."""
         size = nbytes(self.tensor)
         while (crc := self._parts.whole(size)) is None:
             gap = self._parts.gap(0, size)
-            if gap is None:  # another thread was quicker
+            if gap is None:  # another thread was faster
                 continue
             start, stop = gap[0], min(gap[1], gap[0] + _PIECE)
             with borrow(stop - start) as buffer:

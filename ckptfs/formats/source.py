@@ -20,7 +20,7 @@ class Item:
 
     ``tensor``/``array``: *tensor* is set (arrays were numpy's, tensors torch's). ``scalar``/``string``: *value* is a
     bool, int, float or str. ``none``: None. ``object``: refused, *reason* says why and *class_name* what it is.
-    ``link``: its data lives in another file or key that could not be followed; *reason* says why, *target* where.
+    ``link``: its data is in another file or key that could not be followed; *reason* says why, *target* where.
     """
 
     key: str

@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A zip's directory. *end* is where it begins: all data lies before."""
+    """A zip's directory. *end* is where it begins: all data is before it."""
 
     file: SourceFile
     records: dict[str, Record]
@@ -87,7 +87,7 @@ def read_directory(file: SourceFile) -> Archive:
 
 
 def data_offset(archive: Archive, record: Record) -> int:
-    """Position of a record's data, which is checked to lie before the directory and to be stored as it is."""
+    """Position of a record's data, which must be before the directory and stored as it is."""
     file = archive.file
     name = record.name.encode()
     head = read_exactly(file, record.offset, _LOCAL.size + len(name), f"the zip header of {record.name}")
@@ -96,11 +96,9 @@ def data_offset(archive: Archive, record: Record) -> int:
         raise CorruptHeader(file.path, f"no zip header of {record.name} at byte {record.offset}")
     start: int = record.offset + _LOCAL.size + n_name + n_extra
     if not record.stored:
-        raise CorruptHeader(
-            file.path, f"{record.name} is compressed or encrypted; only stored records can be read at any place"
-        )
+        raise CorruptHeader(file.path, f"{record.name} is compressed or encrypted; only stored records can be read")
     if start + record.nbytes > archive.end:
-        what = f"{record.nbytes} bytes at byte {start} reach past the archive's data (which ends at {archive.end})"
+        what = f"{record.nbytes} bytes at byte {start} go past the archive's data (which ends at {archive.end})"
         raise CorruptHeader(file.path, f"{record.name}: {what}")
     return start
 
@@ -135,7 +133,7 @@ def damaged_records(file: SourceFile) -> Iterator[tuple[Record, int]]:
 def zip_file(records: Iterable[tuple[str, Content]]) -> ExtentFile:
     """An archive of these (name, data), stored in this order. Reads no tensor data.
 
-    Raises `UsageError` for a name that is no Unicode text or longer than 64 KiB.
+    Raises `UsageError` for a name that is not Unicode text or has more than 65,535 bytes.
     """
     bodies: list[Body] = []
     placed: list[Record] = []
@@ -153,7 +151,7 @@ def zip_file(records: Iterable[tuple[str, Content]]) -> ExtentFile:
 
 
 def _find_directory(file: SourceFile) -> tuple[int, int, int, int]:
-    """(records, size, offset) of the central directory, and where the end record that says so begins."""
+    """(records, size, offset) of the central directory, and where its end record begins."""
     tail_at = max(0, file.size - _END.size - 0xFFFF)
     tail = read_exactly(file, tail_at, file.size - tail_at, "the end of the archive")
     at = tail.rfind(b"PK\x05\x06")
@@ -198,12 +196,12 @@ def _parse_entry(file: SourceFile, data: bytes, at: int, end: int) -> tuple[Reco
     except (ValueError, struct.error) as error:
         raise CorruptHeader(file.path, f"the zip directory is damaged: {error}") from error
     if offset + _LOCAL.size > end or nbytes > end:
-        raise CorruptHeader(file.path, f"{name[:200]}: {nbytes} bytes at byte {offset} do not lie in the archive")
+        raise CorruptHeader(file.path, f"{name[:200]}: {nbytes} bytes at byte {offset} are not inside the archive")
     return Record(name, offset, nbytes, method == 0 and packed == nbytes and not flags & 1, crc), after
 
 
 def _zip64(extra: bytes, *values: int) -> list[int]:
-    """The values with those that are saturated taken from the zip64 field (id 1), where they stand in order."""
+    """*values*, where the saturated ones are replaced by those of the zip64 field (id 1), which has them in order."""
     at = 0
     while at + 4 <= len(extra):
         kind, n = struct.unpack_from("<2H", extra, at)

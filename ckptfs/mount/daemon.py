@@ -1,4 +1,4 @@
-"""The life of a mount: in the foreground, or in a daemon that reports to the terminal before it is left alone."""
+"""The life of a mount: in the foreground, or in a daemon that reports to the terminal when it is ready."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ START_S = 60.0
 """How long a daemon may take until its mount answers."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEAVE_S = 1.0
-"""How long reads that are under way may take after a signal."""
+"""How long reads in progress may take after a signal."""
 LOG_LIMIT = 4 << 20
-"""A log file larger than this (bytes) starts anew at the next mount."""
+"""A log file larger than this (bytes) is emptied at the next mount."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MAX_STATE_NAME = 200
 """Bytes of the mount point in the name of a state file; file systems take 255 for a name."""
@@ -83,11 +83,11 @@ def mount_in_background(
     """Mount *tree* from a daemon; returns the daemon's log file once the mount answers.
 
     *mountpoint* is absolute and has been checked. The files that *tree* reads from stay open in the daemon. Without
-    *log_file* the log lies in the user's state folder; where none can be written there is no log, and None is
+    *log_file* the log is in the user's state folder; where that cannot be written there is no log, and None is
     returned. Raises `MountError` (or what the daemon itself raised, by its message and exit code) when the daemon ends
     before the mount answers, or when another mount is made on *mountpoint* at the same time.
     """
-    fuse.load_binding()  # its errors belong to the terminal
+    fuse.load_binding()  # here, so that its errors go to the terminal
     with Claim(mountpoint) as claim:
         return _start_daemon(tree, mountpoint, options, claim, log_file, log_level)
 
@@ -127,9 +127,9 @@ def unmount_and_wait(mountpoint: str, *, lazy: bool = False) -> None:
 
 
 def state_file(mountpoint: str, suffix: str) -> str | None:
-    """Where log and process number of a mount are kept: the user's state folder, or /var/log for root without one.
+    """Where the log and the process ID of a mount are kept: in the first folder of `_state_folders` that works.
 
-    None where no folder can be written. The name has the end of the mount point's path, and a hash of all of it.
+    None where no folder can be written. The name has the end of the mount point's path, and a hash of the whole path.
     """
     path = os.fsencode(mountpoint)
     end = path.decode(errors="replace").strip("/").encode()[-MAX_STATE_NAME:].decode(errors="ignore")
@@ -138,7 +138,7 @@ def state_file(mountpoint: str, suffix: str) -> str | None:
     for folder in _state_folders():
         with contextlib.suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            # Somebody else's folder in /tmp could be a trap.
+            # A folder of another user in /tmp could be a trap.
             if os.access(folder, os.W_OK) and os.stat(folder).st_uid == os.geteuid():
                 return os.path.join(folder, name + suffix)
     return None
@@ -164,9 +164,9 @@ def _daemon(
     *,
     keeps_log: bool,
 ) -> NoReturn:
-    """The child's whole life. Whatever happens, it ends here and never returns into the parent's code.
+    """The child process, from its start to its exit. It never returns into the parent's code.
 
-    Without *keeps_log* what it logs goes nowhere once the mount answers.
+    Without *keeps_log* it logs nothing once the mount answers.
     """
     code = MountError.exit_code
 
@@ -177,7 +177,7 @@ def _daemon(
 
     try:
         os.setsid()
-        _detach(out)
+        _detach_terminal(out)
         _log_to(sys.stderr, log_level)
         keep_freed_memory()
         _serve(tree, mountpoint, options, ready)
@@ -196,18 +196,18 @@ def _daemon(
 
 @dataclass(slots=True)
 class _MountLifetime:
-    """What ends a mount has to know of it."""
+    """What is needed to end a mount."""
 
     mountpoint: str
     mount: Mount | None = None
-    """As the kernel made it."""
+    """Its line in the mount table, once the kernel has made it."""
     ended: threading.Event = field(default_factory=threading.Event)
 
 
 def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
-    """Mount and answer until it is unmounted, which a signal does."""
+    """Mount and answer requests until it is unmounted; a signal unmounts it."""
     life = _MountLifetime(mountpoint)
-    actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_leave, life))
+    actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_end_mount, life))
     actions[signal.SIGUSR1] = partial(log_stats, options.stats) if options.stats else _without_stats
     with _pid_file(mountpoint), handled(actions):
         try:
@@ -217,12 +217,12 @@ def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callabl
 
 
 def _without_stats() -> None:
-    """SIGUSR1 would end a process that has no handler for it."""
-    log.debug("a signal asks for statistics, which this mount does not keep; mount it with --stats")
+    """The action of SIGUSR1 without statistics; a process without a handler would end."""
+    log.debug("SIGUSR1: this mount keeps no statistics; mount it with --stats")
 
 
-def _leave(life: _MountLifetime) -> None:
-    """Unmount. A process that does not end by that, because files are open or a read waits for its source, is ended."""
+def _end_mount(life: _MountLifetime) -> None:
+    """Unmount. If files are open or a read waits for its source, the process does not end by itself: end it."""
     threading.Thread(target=_detach_mount, args=(life,), daemon=True).start()  # fusermount3 may wait for an answer
     if life.ended.wait(LEAVE_S):
         return
@@ -240,7 +240,7 @@ def _detach_mount(life: _MountLifetime) -> None:
 
 
 def _wait_ready(life: _MountLifetime, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
-    """Wait until the mount answers, raise its read-ahead, say that it is ready. A mount that fails at that is ended."""
+    """Wait until the mount answers, raise its read-ahead, report that it is ready. End a mount that fails at that."""
     mountpoint = life.mountpoint
     life.mount = mount_at(mountpoint)
     try:
@@ -261,10 +261,10 @@ def _wait_ready(life: _MountLifetime, options: MountOptions, on_ready: Callable[
         on_ready()
 
 
-def _detach(out: TextIO) -> None:
-    """Let go of the terminal: stdin is empty, output goes to the log, files of whoever called us are closed.
+def _detach_terminal(out: TextIO) -> None:
+    """Detach from the terminal: empty stdin, output to the log, inherited files closed.
 
-    What ckptfs opened itself closes on exec, what it inherited does not: that tells the two apart.
+    Files that ckptfs opened itself have the flag close-on-exec, inherited ones do not.
     """
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -305,7 +305,7 @@ def _daemon_log(mountpoint: str, log_file: str | None) -> tuple[str | None, Text
 
 
 def _open_log(path: str) -> TextIO:
-    """The log file, to append; emptied first when it has grown too large."""
+    """The log file, open to append; emptied first when it is larger than `LOG_LIMIT`."""
     try:
         too_large = os.path.exists(path) and os.path.getsize(path) > LOG_LIMIT
         return open(path, "w+" if too_large else "a+")
@@ -314,7 +314,7 @@ def _open_log(path: str) -> TextIO:
 
 
 def _report(out: BinaryIO, message: bytes) -> None:
-    """Send the parent its one message; later ones go nowhere."""
+    """Send the parent its one message; later ones are dropped."""
     if not out.closed:
         with contextlib.suppress(OSError):  # the parent may have been stopped meanwhile
             out.write(message)
@@ -322,7 +322,7 @@ def _report(out: BinaryIO, message: bytes) -> None:
 
 
 def _wait_for_report(reports: BinaryIO, pid: int) -> bytes:
-    """The daemon's message; empty when it ended without one. A daemon that says nothing in time is stopped."""
+    """The daemon's message; empty when it ended without one. A daemon that does not report in time is stopped."""
     try:
         if select.select([reports], [], [], START_S)[0]:
             return reports.read(1 << 16) or b""
@@ -330,7 +330,7 @@ def _wait_for_report(reports: BinaryIO, pid: int) -> bytes:
         os.kill(pid, signal.SIGTERM)
         raise
     os.kill(pid, signal.SIGTERM)
-    raise MountError(f"the mount did not answer within {START_S:.0f} s and was given up; -f shows what it does")
+    raise MountError(f"the mount did not answer within {START_S:.0f} s and was stopped; -f shows what it does")
 
 
 def _failure(
@@ -350,7 +350,7 @@ def _failure(
 
 
 def _confirm(mountpoint: str, before: int) -> None:
-    """See the mount with the parent's own eyes: another device than before, and a root that can be listed."""
+    """Check that the parent sees the mount: another device than before, and a root that can be listed."""
     try:
         if os.stat(mountpoint).st_dev != before and os.listdir(mountpoint) is not None:
             return
@@ -398,5 +398,5 @@ def _daemon_pid(mountpoint: str) -> int | None:
 
 
 def _start_time(pid: int) -> str:
-    """When a process began, in clock ticks since boot: with its number it names one process for good."""
+    """When a process began, in clock ticks since boot. Together with its ID it identifies one process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -31,7 +31,7 @@ _FUSE_CONF = "/etc/fuse.conf"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check. Without *essential* a failed one only costs speed or a feature."""
+    """The outcome of one check. One that is not *essential* costs speed or a feature when it fails."""
 
     name: str
     ok: bool
@@ -146,7 +146,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _loops() -> Finding:
     built = library.LIBRARY is not None
-    detail = "compiled" if built else "not compiled: numpy does their work, reading costs more processor time"
+    detail = "compiled" if built else "not compiled: numpy does their work, and reading takes more processor time"
     remedy = "install a C compiler (gcc), then: pip install --force-reinstall --no-deps . in the checkout"
     if os.environ.get("CKPTFS_PURE_PYTHON"):
         remedy = "unset CKPTFS_PURE_PYTHON"

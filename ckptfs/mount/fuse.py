@@ -1,7 +1,7 @@
-"""The edge to the kernel: libfuse's callbacks over a `Tree`. Nothing here knows what is mounted.
+"""The kernel's side: libfuse's callbacks over a `Tree`. Nothing here knows what is mounted.
 
-mfusepy gives the C structures of every libfuse version; the callbacks are installed here, without its
-Python layer, so that a read is answered in libfuse's own buffer. This is the only module that imports it.
+mfusepy has the C structures of every libfuse version. The callbacks are installed here, without its Python layer, so
+that a read is answered in libfuse's own buffer. This is the only module that imports it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOREVER_S = 86400.0
 """How long the kernel keeps names and attributes of a tree that never changes."""
 MIN_VERSION = (3, 2)
 MIN_FOR_C = 16 << 10
-"""Files from this size on (bytes) are read by C code: getting ready for that takes longer than reading a small one."""
+"""Files from this size on (bytes) are read by C code. To prepare that takes longer than to read a small file."""
 
 _FILL_DIR_PLUS = 1 << 1
 _READDIR_PLUS = 1 << 0
@@ -57,7 +57,7 @@ class MountOptions:
     umask: int = 0
     allow_other: bool = False
     read_ahead: int = 4 << 20
-    """Read-ahead window of the mount; 0 leaves the kernel's default (128 KiB)."""
+    """Read-ahead window of the mount; 0 keeps the kernel's default (128 KiB)."""
     request: int = 1 << 20
     """Largest read that the kernel sends; 1 MiB is its own limit."""
     timeout_s: float = FOREVER_S
@@ -71,15 +71,15 @@ class MountOptions:
 
 
 def default_threads() -> int:
-    """Two overlap reading with the kernel's copying. More fight for Python's lock, unless C reads without it."""
+    """Two overlap reading with the kernel's copying. More compete for Python's lock, unless C reads without it."""
     return 2 if library.LIBRARY is None else max(2, min(4, len(os.sched_getaffinity(0))))
 
 
 def load_binding() -> Any:
-    """The mfusepy module on libfuse 3, whatever else is installed; `MountError` without libfuse 3."""
+    """The mfusepy module, loaded with libfuse 3 even where libfuse 2 is installed; `MountError` without libfuse 3."""
     soname = find_libfuse()
     before = os.environ.get("FUSE_LIBRARY_PATH")
-    os.environ["FUSE_LIBRARY_PATH"] = soname  # mfusepy alone prefers libfuse 2
+    os.environ["FUSE_LIBRARY_PATH"] = soname  # by itself mfusepy prefers libfuse 2
     try:
         import mfusepy
     except ImportError as exc:
@@ -120,8 +120,8 @@ def libfuse_version(soname: str) -> tuple[int, int]:
 def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable[[], None] | None = None) -> None:
     """Mount *tree* on *mountpoint* (absolute) and answer until it is unmounted.
 
-    Call it in the main thread: libfuse installs handlers of its own for signals that have none. *on_start* runs in a
-    thread of its own when the kernel has made the mount; it may use it. The working directory becomes ``/``. Raises
+    Call it in the main thread: libfuse installs handlers for signals that have none. *on_start* runs in a thread of
+    its own when the kernel has made the mount, and may use the mount. The working directory becomes ``/``. Raises
     `MountError` when the mount cannot be made.
     """
     binding = load_binding()
@@ -141,7 +141,7 @@ def serve(tree: Tree, mountpoint: str, options: MountOptions, on_start: Callable
 
 
 def _arguments(binding: Any, options: MountOptions) -> list[str]:
-    """Arguments of libfuse's own main function. It stays in the foreground: daemons are made elsewhere."""
+    """Arguments of libfuse's main function. It stays in the foreground: `daemon` makes the daemon."""
     flags = ["-f"]
     opts = ["ro", "nosuid", "nodev", "default_permissions", "fsname=ckptfs", "subtype=ckptfs"]
     opts.append(f"max_read={options.request}")
@@ -156,7 +156,9 @@ def _arguments(binding: Any, options: MountOptions) -> list[str]:
     elif threads == 1:
         flags.append("-s")
     else:
-        opts.append("max_idle_threads=64")  # older ones cannot bound threads; that none ends bounds their Python states
+        opts.append(
+            "max_idle_threads=64"
+        )  # older ones cannot bound threads; threads that never end bound the Python states
     return [*flags, "-o", ",".join([*opts, *options.extra])]
 
 
@@ -287,7 +289,7 @@ class Adapter:
         return _reply(b"".join(n.encode("utf-8", "surrogateescape") + b"\0" for n in names), out, size)
 
     def refuse(self, *args: Any) -> int:
-        # The kernel refuses already, for the mount is read-only; this holds after 'mount -o remount,rw'.
+        # The kernel refuses for a read-only mount; this refuses after 'mount -o remount,rw'.
         raise OSError(errno.EROFS, "read-only file system")
 
     mkdir = mknod = unlink = rmdir = symlink = link = rename = create = refuse
@@ -317,7 +319,7 @@ class Adapter:
             yield name.encode("utf-8", "surrogateescape"), entry
 
     def _template(self, mode: int) -> Any:
-        """A stat structure with all that entries of one kind share."""
+        """A stat structure with what entries of one kind share."""
         st = self._binding.c_stat()
         st.st_mode = mode & ~self._options.umask
         st.st_uid, st.st_gid = self._options.uid, self._options.gid

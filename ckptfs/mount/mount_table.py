@@ -1,6 +1,6 @@
 """The kernel's table of mounts: what is mounted where, whether a folder may be mounted on, and unmounting.
 
-Nothing here calls stat on a mount that may be dead or hung without being ready for the answer.
+Calls on a mount expect that it may be dead.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def mount_at(path: str) -> Mount | None:
 
 
 def resolve(mountpoint: str) -> str:
-    """Absolute path of a mount point without links, also when a dead mount lies on it."""
+    """Absolute path of a mount point without links; it works for a dead mount, too."""
     return os.path.realpath(mountpoint)
 
 
 def check_mountpoint(mountpoint: str, source: str, *, nonempty: bool = False) -> str:
-    """The resolved mount point if *source* can be mounted there; else `MountError` with what to do."""
+    """The resolved mount point if *source* can be mounted there; else `MountError`, which says what to do."""
     path = resolve(mountpoint)
     there = mount_at(path)
     if there is not None and there.fstype == FSTYPE:
@@ -139,9 +139,9 @@ def is_alive(path: str) -> bool:
 
 
 def raise_read_ahead(device: int, nbytes: int) -> None:
-    """Set the read-ahead window of the mount with this device number; `OSError` for all but root.
+    """Set the read-ahead window of the mount with this device number; `OSError` for users other than root.
 
-    The kernel starts each mount at 128 KiB, which costs more than half of the speed of large reads.
+    The kernel starts each mount at 128 KiB, which more than halves the speed of large reads.
     """
     with open(read_ahead_file(device), "w") as f:
         f.write(str(nbytes >> 10))
@@ -155,8 +155,8 @@ def read_ahead_file(device: int) -> str:
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:
     """Unmount a ckptfs mount, alive or dead, and wait until it is gone.
 
-    *lazy* takes it out of sight at once and ends it when its last user is done. Raises `MountRefused` when nothing
-    of ours is mounted there or when it is in use.
+    *lazy* detaches it at once; it ends when its last user is done. Raises `MountRefused` when no ckptfs mount is there
+    or when it is in use.
     """
     path = resolve(mountpoint)
     there = mount_at(path)
@@ -172,9 +172,9 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
 
 
 def detach(mount: Mount) -> str | None:
-    """Take that very mount of ckptfs out of sight, unless another one lies on it; what went wrong, or None.
+    """Detach that very mount of ckptfs, unless another one covers it; what went wrong, or None.
 
-    It asks nothing of the mount: whoever should answer may be held up.
+    Sends the mount no request: its daemon may hang.
     """
     if mount.fstype != FSTYPE or mount_at(mount.path) != mount:
         return "it is not mounted, or under another mount"
@@ -192,7 +192,7 @@ def wait_until_gone(mount: Mount) -> bool:
 
 
 def users(path: str) -> Iterator[str]:
-    """Processes that have something open below *path*, as ``name (pid)``; those that we may look into."""
+    """Processes that have something open below *path*, as ``name (pid)``; only those that we may inspect."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             names = [f"/proc/{pid}/cwd", *(e.path for e in os.scandir(f"/proc/{pid}/fd"))]
@@ -235,14 +235,14 @@ def _fusermount(path: str, lazy: bool) -> str | None:
 
 def find_fusermount() -> str | None:
     """The helper that mounts and unmounts for plain users: fusermount3, or fusermount where only that is there."""
-    # libfuse knows its helper by a path of its own: it must be found too where PATH is bare.
+    # libfuse has the path of its helper built in; find it where PATH is short, too.
     places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/bin", "/usr/bin", "/bin"])
     return shutil.which("fusermount3", path=places) or shutil.which("fusermount", path=places)
 
 
 def _busy(path: str) -> str:
     if _below("/proc/self/cwd", path):
-        return "busy: this shell stands in it; leave the folder first (cd)"
+        return "busy: it is the working directory of this shell; leave the folder first (cd)"
     names = list(users(path))
     by = f", used by {', '.join(names[:5])}" if names else ""
-    return f"busy{by}; close what uses it, or: ckptfs umount --lazy {path}"
+    return f"busy{by}; close what uses it, or run: ckptfs umount --lazy {path}"

@@ -1,4 +1,4 @@
-"""What to do when a signal comes, while the main thread is in libfuse and runs no Python."""
+"""Actions for signals while the main thread is in libfuse and runs no Python."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 @contextlib.contextmanager
 def handled(actions: Mapping[int, Callable[[], None]]) -> Iterator[None]:
-    """Run the action of a signal number whenever it comes, one at a time in a thread. Enter it in the main thread.
+    """Run the action of a signal when it arrives, one at a time in a thread. Enter it in the main thread.
 
     A handler in Python would wait until the main thread runs Python again. Python's handler in C writes a byte at once,
-    in whichever thread the signal arrives (OpenBLAS has some, too); the thread reads it. libfuse leaves signals alone
-    that have a handler.
+    in whichever thread the signal arrives (OpenBLAS has threads, too); our thread reads it. libfuse does not touch
+    signals that have a handler.
     """
     receive, send = os.pipe()
     os.set_blocking(send, False)

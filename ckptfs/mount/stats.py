@@ -1,6 +1,6 @@
 """What a mount has done so far, as JSON: ``.ckptfs/stats.json`` of a mount with ``--stats``, and the log on SIGUSR1.
 
-A mount without it has none of this in its way: `Stats.counted` wraps the callbacks when they are installed.
+A mount without it pays nothing: `Stats.counted` wraps the callbacks when they are installed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 FOLDER, NAME = ".ckptfs", "stats.json"
 FILE_NBYTES = 4096
-"""Size of the file: its JSON with spaces behind it, so that `stat` is right whatever the counters are."""
+"""Size of the file: its JSON, then spaces, so that `stat` is right for any counters."""
 
 Answer = Callable[..., int]
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What one thread has answered. Nobody else writes here, so no lock is needed and no count gets lost."""
+    """What one thread has answered. No other thread writes here, so no lock is needed and no count is lost."""
 
     requests: Counter[str] = field(default_factory=Counter)
     errors: Counter[int] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class _Counts:
 
 
 class Stats:
-    """Counters of one mount. The daemon's own threads count; any thread may ask for a `snapshot`."""
+    """Counters of one mount. The threads that answer requests count; any thread may take a `snapshot`."""
 
     def __init__(self) -> None:
         self._all: list[_Counts] = []
@@ -51,7 +51,7 @@ class Stats:
         self.begin()
 
     def begin(self) -> None:
-        """Start the clock and note what the process has read until now: called once the daemon serves."""
+        """Start the clock and record what the process has read until now; called when the daemon starts to serve."""
         self._began = time.monotonic()
         self._read_before = bytes_read() or 0
 
@@ -60,7 +60,7 @@ class Stats:
         return self._counted_read(answer) if kind == "read" else self._counted(kind, answer)
 
     def snapshot(self) -> dict[str, Any]:
-        """All figures. Sizes in bytes, times in seconds; None for what the system does not tell."""
+        """All figures. Sizes in bytes, times in seconds; None for what the system does not provide."""
         with self._lock:
             parts = list(self._all)
         requests: Counter[str] = sum((p.requests.copy() for p in parts), Counter())
@@ -143,9 +143,9 @@ def stats_file(stats: Stats) -> ExtentFile:
 
 
 def bytes_read() -> int | None:
-    """Bytes that this process has read by system calls, whether from the page cache or a disk; None if not told.
+    """Bytes that this process has read by system calls, whether from the page cache or a disk; None if not known.
 
-    Requests of the kernel are in it (about 80 bytes each), and so is what a decoding child process hands over.
+    It includes requests of the kernel (about 80 bytes each) and what a decoding child process returns.
     """
     try:
         return int(Path("/proc/self/io").read_text().split()[1])
@@ -154,7 +154,7 @@ def bytes_read() -> int | None:
 
 
 def _process_figures() -> dict[str, Any]:
-    """Memory of this process, now and at most, and its threads."""
+    """Memory of this process, now and at its peak, and its threads."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     rss, peak = (int(status[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return {"memory": {"bytes": rss, "peak_bytes": peak}, "threads": int(status["Threads"])}

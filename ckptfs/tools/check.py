@@ -1,7 +1,7 @@
 """Whether a checkpoint is sound: what its reader noticed, and all of its data read once.
 
-Data are read in blocks of bounded size. Where one cannot be read, its parts are tried one by one, down to a chunk, so
-that every damaged chunk is named and the rest is known to be good.
+Data is read in blocks of bounded size. Where a block cannot be read, its parts are tried one by one, down to a chunk:
+every damaged chunk is named, and the rest is known to be good.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Block = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it should be; *key* is None where it is the whole checkpoint."""
+    """Something wrong; *key* is None where it is the whole checkpoint."""
 
     key: str | None
     what: str
     offset: int | None = None
     """Byte of the file, for damaged data."""
     block: Block | None = None
-    """(row, column, rows, columns) of what cannot be read: all axes after the first counted as columns."""
+    """(row, column, rows, columns) of what cannot be read; all axes after the first are columns."""
     view: str | None = None
-    """The format in which *key* is one, where it is not the checkpoint's own."""
+    """The format that has *key*, where it is not the checkpoint's own."""
 
 
 @dataclass(slots=True)
@@ -55,10 +55,10 @@ class Report:
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What is as it should be, but could not be looked into."""
+    """What is sound, but could not be inspected."""
     n_tensors: int = 0
     nbytes: int = 0
-    """What has been read, tied tensors once."""
+    """Bytes that have been read, tied tensors once."""
 
     @property
     def sound(self) -> bool:
@@ -72,7 +72,7 @@ class Report:
 
 
 def check_structure(report: Report, source: Source) -> None:
-    """What the reader noticed: data that are missing or contradict their description, links that lead nowhere."""
+    """What the reader noticed: data that is missing or contradicts its description, broken links."""
     echoes = set()
     for item in source.items.values():
         if item.reason is None:
@@ -121,7 +121,7 @@ def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read(report: Report, key: str, tensor: Tensor, view: str | None) -> Iterator[Any]:
-    """The words of each block that can be read; the others become problems."""
+    """The elements of each block that can be read; the others become problems."""
     told: set[str] = set()
     todo = list(_blocks(tensor))[::-1]
     while todo:
@@ -146,12 +146,12 @@ def _read(report: Report, key: str, tensor: Tensor, view: str | None) -> Iterato
 
 
 def _short(error: Exception, key: str) -> str:
-    """The message without the path, which is the checkpoint's, and the key."""
+    """The message without the path and the key, which the report has already."""
     return str(error).removeprefix(f"{getattr(error, 'path', '')}: ").removeprefix(f"{key}: ")
 
 
 def _blocks(tensor: Tensor) -> Iterator[Block]:
-    """The whole tensor in blocks of at most `PIECE` elements (or one chunk), whose edges are those of chunks."""
+    """The whole tensor in blocks of at most `PIECE` elements (or one chunk), with edges at chunks."""
     rows, cols = n_rows(tensor.shape), n_cols(tensor.shape)
     if not rows * cols:
         return
@@ -162,7 +162,7 @@ def _blocks(tensor: Tensor) -> Iterator[Block]:
 
 
 def _parts(tensor: Tensor, block: Block) -> Iterator[Block]:
-    """The chunks of *block*; itself where there are none, or far too many."""
+    """The chunks of *block*; the block itself where there are none, or far too many."""
     high, wide = tensor.preferred_block
     _, _, rows, cols = block
     if isinstance(tensor, FileTensor) or (high, wide) == (1, 1) or -(-rows // high) * -(-cols // wide) > _MAX_PARTS:
@@ -197,7 +197,7 @@ def check_layers(report: Report, keys: Iterable[str], config: Mapping[str, Any])
 
 
 def check_sums(report: Report, source: Source) -> None:
-    """The checksums that torch's zip files have of each tensor's data; those that torch left out are 0."""
+    """Compare the checksums in zip files with the data; torch writes 0 where it leaves one out."""
     stored = [t for t in source.tensors().values() if isinstance(t, FileTensor)]
     for fd in source.fds:
         mine = [t for t in stored if t.fd == fd]

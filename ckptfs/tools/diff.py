@@ -1,7 +1,7 @@
-"""Two checkpoints compared, whatever their formats: which keys they have, and what stands under those of both.
+"""Compare two checkpoints of any formats: which keys they have, and the values under the keys of both.
 
-Tensors are read piece by piece, each once; memory does not grow with them. Ties, containers and the order of keys are
-no matter: what is compared is the flattened state dict.
+Tensors are read in pieces, each once; memory does not grow with them. Ties, containers and the order of keys do not
+matter: the flattened state dicts are compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs under one key of both; *a* and *b* are what each side says (of values: the first that differ)."""
+    """What differs under a key of both; *a* and *b* are the two sides (of values: the first that differ)."""
 
     key: str
     what: What
@@ -84,12 +84,12 @@ class Comparison:
 
 
 def _json(value: Any) -> Any:
-    """NaN and infinity as text: JSON has no words for them."""
+    """NaN and infinity as text: JSON has no numbers for them."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def chosen(items: Items, *, prefix: str = "", keys: Sequence[str] = (), ignore: Sequence[str] = ()) -> dict[str, Item]:
-    """The items below *prefix*, which is cut off, whose rest fits one of *keys* (if any) and none of *ignore*."""
+    """The items whose keys start with *prefix*; what follows it matches one of *keys* (if any) and none of *ignore*."""
     cut = {key.removeprefix(prefix): item for key, item in items.items() if key.startswith(prefix)}
     return {
         key: item
@@ -124,7 +124,7 @@ def compare(a: Items, b: Items, how: How, *, progress: Callable[[int], object] |
 
 
 def _compare_refused(found: Comparison, a: Item, b: Item, key: str) -> None:
-    """An item without a value: both may be objects of one class, which nobody looks into."""
+    """An item without a value. Two objects of one class count as not compared."""
     if a.kind == b.kind == "object" and a.class_name is not None and a.class_name == b.class_name:
         found.not_compared.append(key)
     elif a.kind == b.kind or "link" in (a.kind, b.kind):
@@ -174,7 +174,7 @@ def _close(a: Any, b: Any, how: How) -> bool:
 
 @dataclass(slots=True)
 class _Tally:
-    """What has been seen of one tensor."""
+    """What has been found in one tensor."""
 
     n: int = 0
     n_nan: int = 0
@@ -229,12 +229,12 @@ _WIDE = {"b": "f8", "i": "f8", "u": "f8", "f": "f8", "c": "c16"}
 
 
 def _numbers(tensor: Tensor, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values; those of types that numpy has not, widened."""
+    """The values; those of types that numpy lacks are widened."""
     values = words.view(tensor.dtype.numpy)
     return values if values.dtype.kind in _WIDE else values.astype("f4")
 
 
 def _python(value: Any) -> Any:
-    """A number that JSON has; complex ones as text."""
+    """A number for JSON; complex ones as text."""
     found = value.item()
     return str(found) if isinstance(found, complex) else found

@@ -1,4 +1,4 @@
-"""Writing a view to disk: the same files that a mount shows, under the names that the public converter gives them."""
+"""Write a view to disk: the files that a mount shows, under the names that the public converter gives them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Compressed:
 
     @property
     def size(self) -> int:
-        """Bytes of the tensors; about the most that the file can have."""
+        """Bytes of the tensors: about the maximum that the file can have."""
         tensors = {id(i.tensor): i.tensor for i in self.state.items.values() if i.tensor is not None}
         return sum(map(tensor_nbytes, tensors.values()))
 
@@ -81,8 +81,8 @@ def outputs(
 ) -> dict[str, Written | dict[str, ExtentFile]]:
     """What a conversion writes: names to files, or to folders of files. *config* is the source config's path.
 
-    *compress* is None or ``lz4``, for Cerebras targets; *folder* is where all of it will lie, for configs that name
-    a path. Several components have a folder each, and come from folders whose own names count for nothing.
+    *compress* is None or ``lz4``, for Cerebras targets; *folder* is where the outputs go, for configs that name a
+    path. Several components have a folder each; the names of the folders that they come from do not matter.
     """
     if view.components and view.tgt == "hf":
         parts = parts_of(view, folder).items()
@@ -153,8 +153,8 @@ def write_outputs(
 ) -> list[str]:
     """Write *files* below *folder*, which is made if need be; the paths written.
 
-    Each stands under its name when it is complete, and nothing is left of what failed or was interrupted. Raises
-    `UsageError` before the first byte when one exists (without *force*), `WriteError` when the disk is or runs full.
+    Each gets its name when it is complete, and nothing is left of what failed or was interrupted. Raises `UsageError`
+    before the first byte when one exists (without *force*), `WriteError` when the disk is full or becomes full.
     """
     try:
         os.makedirs(folder, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Writing a described file to disk: whole under its name, or not at all.
+"""Write a file of extents to disk: whole under its name, or not at all.
 
-The bytes come from `ExtentFile.read_into`, as those of a mount do. They go to ``<path>.<8 hex>.tmp`` in the same
+The bytes come from `ExtentFile.read_into`, as in a mount. They go to ``<path>.<8 hex>.tmp`` in the same
 folder, which is renamed when everything is on disk and removed after any failure, an interrupt included.
 """
 
@@ -22,7 +22,7 @@ PIECE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A new file that is not yet under its name."""
+    """A new file that does not have its name yet."""
 
     fd: int
     target: str
@@ -57,7 +57,7 @@ def write_file(
 
 @contextmanager
 def new_file(path: str | os.PathLike[str], *, force: bool = False) -> Iterator[Output]:
-    """A file to fill in a ``with`` block; it stands under *path* when the block ends well. Errors as `write_file`'s."""
+    """A file to fill in a ``with`` block; it gets the name *path* when the block succeeds. Errors as `write_file`'s."""
     target = os.fspath(path)
     _check_target(target, force)
     temporary = f"{target}.{secrets.token_hex(4)}.tmp"
@@ -110,7 +110,7 @@ def _sync(fd: int, target: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        raise WriteError(target, error.errno or errno.EIO, "while the data were put on disk") from error
+        raise WriteError(target, error.errno or errno.EIO, "while the data was put on disk") from error
 
 
 def _remove(path: str) -> None:
@@ -119,7 +119,7 @@ def _remove(path: str) -> None:
 
 
 def _sync_folder(target: str) -> None:
-    """Make the new name last; file systems that cannot do it for folders say EINVAL."""
+    """Put the new name on disk; file systems that cannot do that for folders answer EINVAL."""
     fd = os.open(os.path.dirname(target) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):

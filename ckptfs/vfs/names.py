@@ -23,7 +23,7 @@ from ckptfs.errors import UsageError
 MAX_NAME = 255
 """Bytes in a file name (Linux's NAME_MAX)."""
 MAX_LEVELS = 64
-"""Folder levels of one key; keeps every path usable whatever the keys of a damaged file look like."""
+"""Folder levels of one key; keeps every path usable, also with the keys of a damaged file."""
 
 _BAD = re.compile("[%/\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _CUT = "%~"

@@ -1,8 +1,8 @@
 """The folders `tensors/` and `raw/`: the state dict itself, one file a leaf.
 
-Folders are made when they are first looked into, so a mount is ready at once however many keys there are. Each
-level groups its keys by their next part, once, and hands every group on to its subfolder: the work for the whole
-tree is linear in the length of the keys.
+A folder is made when it is first looked into, so a mount is ready at once with any number of keys. Each level groups
+its keys by their next part, once, and passes every group to its subfolder: the work for the whole tree is linear in
+the length of the keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def raw_folder(items: Iterable[Item]) -> Folder:
 
 
 def _level(items: list[tuple[str, Item]], levels: int) -> dict[str, Entry]:
-    """Children of one folder; *items* come with what is left of their keys, *levels* may still be opened."""
+    """Children of one folder, from pairs of the rest of a key and its item; *levels* of folders may follow."""
     children: dict[str, Entry] = {}
     groups: dict[str, list[tuple[str, Item]]] = {}
     for rest, item in items:
@@ -58,7 +58,7 @@ def _leaf(item: Item) -> Leaf:
 
 
 def _refusal(item: Item, reason: str | None) -> dict[str, str | None]:
-    """What stands in the place of a value that is not shown."""
+    """What a file shows instead of a value that is refused."""
     why = {"refused": reason, "class": item.class_name}
     return why if item.target is None else {**why, "target": item.target}
 

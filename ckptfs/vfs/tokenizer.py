@@ -26,7 +26,7 @@ def small_files(folder: str, fds: list[int]) -> dict[str, Leaf]:
     """The regular files in *folder* of at most `MAX_BYTES`, without weights, indexes, hidden files and the config.
 
     They stay open, so they outlive their names; their descriptors are appended to *fds*, whose owner closes them.
-    Symbolic links are followed, for download caches are made of them. Raises `UsageError` when *folder* cannot be
+    Symbolic links are followed: download caches consist of them. Raises `UsageError` when *folder* cannot be
     read, has none such, or far too many.
     """
     try:
@@ -36,7 +36,7 @@ def small_files(folder: str, fds: list[int]) -> dict[str, Leaf]:
     paths = {name: os.path.abspath(os.path.join(folder, name)) for name in names}
     small = {name: path for name, path in paths.items() if _is_small(path)}
     if not small:
-        raise UsageError(f"{folder}: there is no small file in it; give the folder that has tokenizer.json")
+        raise UsageError(f"{folder}: it has no small files; give the folder that has tokenizer.json")
     if len(small) > MAX_FILES:
         raise UsageError(f"{folder}: {len(small)} files are more than the {MAX_FILES} that go beside a model")
     return {name: _leaf(name, path, fds) for name, path in small.items()}

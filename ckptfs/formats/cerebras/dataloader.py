@@ -7,7 +7,7 @@ data_iter_checkpoint_state_file_global        the data step: which of the next f
 data_iter_state_file_worker_<W>_step_<S>.txt  samples that worker W had streamed at step S
 ============================================  ===========================================================
 
-All other files are passed over. Blanks around a number and further lines mean nothing.
+All other files are ignored, and so are blanks around a number and further lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROCESSORS: Mapping[str, Kind] = {"GptHDF5MapDataProcessor": "map", "GptHDF5Data
 GLOBAL = "data_iter_checkpoint_state_file_global"
 KEY = "dataloader"
 _NEW = "\0"
-"""Marks new items; no key in a file has it."""
+"""Prefix of new items; no key in a file has it."""
 _WORKER = re.compile(r"data_iter_state_file_worker_(\d{1,18})_step_(\d{1,18})\.txt", re.ASCII)
 _NUMBER = re.compile(rb"\s*\+?(\d{1,18})\s*", re.ASCII)
 _MAX_LINE = 4096
@@ -39,7 +39,7 @@ def dataloader_state(folder: str | os.PathLike[str], kind: Kind, seed: int = 0) 
 
     ``map``: the samples of all workers together, and *seed*, that of the shuffling. ``iterable``: the samples of each
     worker, by shard. Without a file for the data step there are no samples. Raises `UsageError` when *folder* or its
-    global file is not there, `SourceError` for a first line that is no number.
+    global file is not there, `SourceError` for a first line that is not a number.
     """
     samples = worker_samples(folder)
     if kind == "map":
@@ -51,7 +51,7 @@ def worker_samples(folder: str | os.PathLike[str]) -> list[tuple[int, int]]:
     """(shard, samples streamed) of each file of the data step, by shard. Errors as `dataloader_state`'s."""
     place = os.fspath(folder)
     if not os.path.isdir(place):
-        raise UsageError(f"{place}: is no folder; name the one that has {GLOBAL}")
+        raise UsageError(f"{place}: is not a folder; name the one that has {GLOBAL}")
     path = os.path.join(place, GLOBAL)
     if not os.path.exists(path):
         raise UsageError(f"{path}: does not exist; name the folder that the trainer wrote its input state to")
@@ -62,10 +62,11 @@ def worker_samples(folder: str | os.PathLike[str]) -> list[tuple[int, int]]:
 
 
 def configured_state(config: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
-    """The ``dataloader`` state that a trainer's *config* points to, or None where it does not.
+    """The ``dataloader`` state that a trainer's *config* points to; None where it names none.
 
-    A relative ``cerebras.save_iter_state_path`` counts from here, or else from *folder*, the config's own. Raises
-    `UnsupportedValue` where the training data were not read as `PROCESSORS` do, and `dataloader_state`'s errors.
+    A relative ``cerebras.save_iter_state_path`` is looked up in the working directory, then in *folder*, the config's
+    own. Raises `UnsupportedValue` where the training data were not read as `PROCESSORS` do, and the errors of
+    `dataloader_state`.
     """
     section, inputs = config.get("cerebras"), config.get("train_input")
     path = section.get("save_iter_state_path") if isinstance(section, Mapping) else None
@@ -81,7 +82,7 @@ def configured_state(config: Mapping[str, Any], folder: str) -> dict[str, Any] |
 
 
 def with_dataloader(source: Source, state: Mapping[str, Any]) -> State:
-    """The state dict of *source* with *state* under ``dataloader``, in the place of what is there.
+    """The state dict of *source* with *state* under ``dataloader``, which replaces an older one.
 
     Raises `UsageError` when the state dict is a list or another container without keys.
     """
@@ -97,7 +98,7 @@ def with_dataloader(source: Source, state: Mapping[str, Any]) -> State:
 
 
 def _renamed(node: Container | str) -> Container | str:
-    """The names of new items differ from all old ones, which others may be tied to."""
+    """*node* with new names for its items: old items keep theirs, for others may be tied to them."""
     if isinstance(node, str):
         return _NEW + node
     return Container(node.type, node.keys, tuple(map(_renamed, node.children)))
@@ -109,5 +110,5 @@ def _first_number(path: str) -> int:
         line = file.readline(_MAX_LINE)
     found = _NUMBER.fullmatch(line)
     if found is None:
-        raise SourceError(path, f"its first line is {line[:40]!r}, which is no count")
+        raise SourceError(path, f"its first line is {line[:40]!r}, not a count")
     return int(found[1])

@@ -24,7 +24,7 @@ Follow = Callable[[str, Fields], Item]
 
 @dataclass(slots=True)
 class Reading:
-    """What making the items of one checkpoint needs and collects."""
+    """What the items of one checkpoint are made from, and what is collected on the way."""
 
     index: Index
     cache: TileCache
@@ -32,14 +32,14 @@ class Reading:
     items: dict[str, Item] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     usual: dict[tuple[int, int], Item] = field(default_factory=dict)
-    """A sound item of each kind, by the places of its metadata and its dataset in the index."""
+    """A sound item of each kind, by the positions of its metadata and its dataset in the index."""
 
 
 def make_items(reading: Reading, keys: list[str]) -> dict[str, Item]:
     """One item a key, in that order. Damage and refusals stay with their key: kind ``object`` or ``link``.
 
-    Thousands of tensors share metadata and dataset in the index, and differ in nothing but where their data are: what
-    was sound for the first one is so for all.
+    Thousands of tensors share metadata and dataset in the index, and differ only in where their data are. The checks
+    that the first one passed hold for all of them.
     """
     items, index, usual, unusual = reading.items, reading.index, reading.usual, []
     for key in keys:
@@ -83,7 +83,7 @@ def _item(reading: Reading, key: str) -> Item:
 
 
 def _graph_item(reading: Reading, key: str, names: list[str], fields: Mapping[str, Fields]) -> Item:
-    """A tensor that is computed from stored ones: shown where the computation is a simple one."""
+    """A tensor that is computed from a stored one: shown where the computation is simple."""
     said = next(f for name, f in fields.items() if name not in names)
     argument = value_item(reading, key, names[0], fields[names[0]]).tensor if len(names) == 1 else None
     made = simple(said.get("jit_graph"), argument)
@@ -111,7 +111,7 @@ def value_item(reading: Reading, key: str, name: str, fields: Fields) -> Item:
         return constant_item(reading, key, fields)
     if kind in ("DeferredNumpyArray", "DeferredObject", "DeferredFileTensor", "DeferredSafeTensor"):
         return reading.follow(key, fields)
-    return refused(key, f"was written by a serializer that is not known ({kind!r:.80})")
+    return refused(key, f"was written by an unknown serializer ({kind!r:.80})")
 
 
 def refused(key: str, reason: str, class_name: str | None = None) -> Item:
@@ -123,7 +123,7 @@ def scalar_item(key: str, value: object) -> Item:
         return Item(key, "string", value=value)
     if isinstance(value, (bool, int, float)):
         return Item(key, "scalar", value=value)
-    return refused(key, f"its value is a {type(value).__name__}, neither a number nor text")
+    return refused(key, f"its value is a {type(value).__name__}, not a number or text")
 
 
 def _object_item(reading: Reading, key: str, name: str) -> Item:
@@ -148,13 +148,15 @@ def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor
         return refused(key, dtype)
     said = fields.get("shapes")
     if is_tensor and found.shape and said != [list(found.shape)]:
-        reading.warnings.append(f"{key}: its metadata say shape {said!r:.60}, it is shown as stored: {found.shape}")
+        reading.warnings.append(
+            f"{key}: its metadata give the shape {said!r:.60}; it is shown as stored: {found.shape}"
+        )
     tensor = make_tensor(reading.index, name, found, dtype, reading.cache)
     return Item(key, "tensor" if is_tensor else "array", tensor=tensor)
 
 
 def array_dtype(found: H5Object, fields: Fields) -> DType | str:
-    """Of a numpy array; bfloat16 arrays are stored as int16. Text: why it cannot be shown."""
+    """The dtype of a numpy array (bfloat16 is stored as int16), or a text: why it cannot be shown."""
     is_bfloat16 = found.attributes.get("is_bfloat16", fields.get("is_bfloat16"))
     if is_bfloat16 and stored_as(found, DTYPES["bfloat16"]):
         return DTYPES["bfloat16"]
@@ -162,11 +164,13 @@ def array_dtype(found: H5Object, fields: Fields) -> DType | str:
 
 
 def _tensor_dtype(reading: Reading, key: str, found: H5Object, fields: Fields) -> DType | str:
-    """Of a torch tensor. The dataset's own attribute ranks above the JSON, as in the reference, and the stored
-    element type above both. Text: why it cannot be shown."""
+    """The dtype of a torch tensor, or a text: why it cannot be shown.
+
+    The dataset's attribute overrides the JSON, as in the reference, and the stored element type overrides both.
+    """
     said = _dtype_name(fields["dtypes"])
     if said not in DTYPES:
-        return f"its dtype {said!r:.60} is none"
+        return f"its dtype {said!r:.60} is not known"
     attribute = _dtype_name(found.attributes.get("dtypes") or [said])
     dtype = DTYPES.get(attribute)
     if dtype is None or not stored_as(found, dtype):
@@ -174,7 +178,7 @@ def _tensor_dtype(reading: Reading, key: str, found: H5Object, fields: Fields) -
     if dtype is None:
         return f"its element type ({found.type}) cannot be shown"
     if dtype.name != said:
-        reading.warnings.append(f"{key}: its metadata say {said}, it is shown as stored: {dtype.name}")
+        reading.warnings.append(f"{key}: its metadata give the dtype {said}; it is shown as stored: {dtype.name}")
     return dtype
 
 
@@ -187,12 +191,12 @@ def _dtype_name(names: Any) -> str:
 def constant_item(reading: Reading, key: str, fields: Fields) -> Item:
     name = _dtype_name(fields["dtype"])
     if name not in DTYPES:
-        return refused(key, f"its dtype {name!r:.60} is none")
+        return refused(key, f"its dtype {name!r:.60} is not known")
     dtype = DTYPES[name]
     value = fields["fill_value"]
     if value is None:
         value = 0
-        reading.warnings.append(f"{key}: was never given values; it is shown as zeros")
+        reading.warnings.append(f"{key}: was never initialised; it is shown as zeros")
     if not isinstance(value, (bool, int, float)):
         return refused(key, f"its fill value is a {type(value).__name__}")
     element = np.array(value).astype(dtype.numpy) if isinstance(value, float) else np.array(value, dtype.numpy)
@@ -202,7 +206,7 @@ def constant_item(reading: Reading, key: str, fields: Fields) -> Item:
 
 
 def tied(reading: Reading, key: str) -> Item:
-    """The item of a tied key: what stands under the first key of its chain."""
+    """The item of a tied key: that of the first key of its chain."""
     seen = {key}
     target = reading.items[key].tied_to
     while target is not None and target not in seen:

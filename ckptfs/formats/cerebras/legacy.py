@@ -1,6 +1,6 @@
-"""Checkpoints of formats 0.1 to 0.4 (releases 1.7 to 2.4): each dataset says in its attributes what it holds.
+"""Checkpoints of formats 0.1 to 0.4 (releases 1.7 to 2.4): the attributes of a dataset say what it holds.
 
-The tree spec is in `h5_legacy_spec`. A dataset's name is its flattened key, percent-quoted with no safe characters.
+The tree spec is in `legacy_spec`. A dataset's name is its flattened key, percent-quoted with no safe characters.
 
 ==============================================  ==================================================================
 attribute ``__H5_TYPE__`` (release 1.9 on)      the dataset
@@ -14,7 +14,7 @@ DeferredH5Tensor                                null; ``key`` in this file (``li
 StoredTensorH5Type                              the same when it has a ``key``, otherwise an array
 DeferredFileTensor, StoredApplianceTensorH5Type null; ``filepath``, ``shape``, ``dtype`` (a pickle in hexadecimal)
 DeferredFullTensor, FullTensorH5Type            0-d, gives the type; ``shape``, ``fill_value``
-DeferredGraphTensor                             TorchScript: simple ones worked out, others refused
+DeferredGraphTensor                             TorchScript: simple graphs are evaluated, others refused
 ==============================================  ==================================================================
 
 Without that attribute (1.7, 1.8), in this order: ``filepath``, ``is_constructible``, ``is_none``, ``is_string`` with
@@ -69,7 +69,7 @@ def make_legacy_items(reading: Reading, keys: list[str], version: float) -> dict
             items[key] = _linked(reading, key, version)
     _tie_hard_links(reading)
     if missing:
-        reading.warnings.insert(0, _say_missing(missing, len(keys)))
+        reading.warnings.insert(0, _missing_warning(missing, len(keys)))
     reading.warnings += [f"{item.key}: {item.reason}" for item in items.values() if item.reason is not None]
     return items
 
@@ -86,7 +86,7 @@ def flat_keys(index: Index) -> list[str]:
 
 
 def _quoted(key: str) -> str:
-    """The name of a key's dataset. Only a damaged file has lone surrogates; they find nothing."""
+    """The name of a key's dataset. Only a damaged file has lone surrogates; they match no dataset."""
     return quote(key, safe="", errors="surrogatepass")
 
 
@@ -99,7 +99,7 @@ def item_of_other_file(reading: Reading, key: str, name: str) -> Item:
     return Item(key, "link", reason="its link leads to another link") if item.tied_to is not None else item
 
 
-def _say_missing(missing: list[str], n_keys: int) -> str:
+def _missing_warning(missing: list[str], n_keys: int) -> str:
     shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return f"{len(missing)} of {n_keys} keys have no data and are None; perhaps the save was interrupted: {shown}"
 
@@ -116,7 +116,7 @@ def _stored_item(reading: Reading, key: str, name: str, version: float) -> Item 
         if kind is None:
             return _untyped(entry)
         make = _MAKERS.get(str(kind))
-        return make(entry) if make else refused(key, f"has a type that is not known ({kind!r:.80})")
+        return make(entry) if make else refused(key, f"has an unknown type ({kind!r:.80})")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return refused(key, f"its attributes are broken ({type(error).__name__}: {error})")
     except SourceError as error:
@@ -159,7 +159,7 @@ def _array(entry: _Entry, *, is_tensor: bool) -> Item:
 def _scalar(entry: _Entry) -> Item:
     dtype = stored_dtype(entry.found)
     if entry.found.shape != () or dtype is None:
-        return refused(entry.key, f"is no number: its dataset has shape {entry.found.shape} and no numeric type")
+        return refused(entry.key, f"is not a number: its dataset has shape {entry.found.shape} and no numeric type")
     word = np.empty((1, 1), dtype.storage_dtype)
     make_tensor(entry.reading.index, entry.name, entry.found, dtype, entry.reading.cache).read_block(0, 0, word)
     return scalar_item(entry.key, word.view(dtype.numpy)[0, 0].item())
@@ -192,7 +192,7 @@ def _file(entry: _Entry) -> Item:
     pickle = bytes.fromhex(said["dtype"][:_MAX_DTYPE_PICKLE])
     dtype = unpickle(pickle, entry.reading.index.file.path).value
     if not isinstance(dtype, Global) or dtype.dtype is None:
-        return refused(entry.key, "its dtype is none")
+        return refused(entry.key, "its dtype is not known")
     fields = {"filepath": said["filepath"], "shape": said["shape"], "dtype": dtype.dtype.name}
     return entry.reading.follow(entry.key, {**fields, "__TYPE__": "DeferredFileTensor"})
 
@@ -254,7 +254,7 @@ def _tie_hard_links(reading: Reading) -> None:
     first: dict[tuple[int, int], str] = {}
     for key, item in reading.items.items():
         place = reading.index.objects.get(_quoted(key))
-        # [place in records, address of the data]: no data, no address, nothing to tie
+        # [position in records, address of the data]; without data there is no address
         if item.tensor is None or item.tied_to is not None or not isinstance(place, list):
             continue
         if type(place[1]) is not int or place[1] < 0:

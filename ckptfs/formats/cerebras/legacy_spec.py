@@ -2,8 +2,8 @@
 
 The pickle (dill, protocol 4) builds one object a node from a dict: ``type`` is the container's class, or None for a
 leaf; ``context`` the list of a dict's keys, for a defaultdict ``[factory, keys]``, for a named tuple its class;
-``children_specs`` the nodes below. The machine of `unpickle` runs it with a table of its own: a class is a name
-without a meaning, and a call of anything but the two node classes and dill's ``_load_type`` is a refusal.
+``children_specs`` the nodes below. `unpickler` reads it with a table of its own: a class is
+only a name, and a call of anything but the two node classes and dill's ``_load_type`` is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_ATTRIBUTES = 16
 
 
 def parse_legacy_spec(text: str, path: str) -> tuple[Container, list[str], list[str]]:
-    """(tree, flattened keys in order, warnings), as `h5_spec.parse_spec`.
+    """(tree, flattened keys in order, warnings), as `spec.parse_spec`.
 
     Raises `Unsafe` naming what the pickle would call, `CorruptHeader` for everything else.
     """
@@ -36,7 +36,7 @@ def parse_legacy_spec(text: str, path: str) -> tuple[Container, list[str], list[
     try:
         data = bytes.fromhex(text)
     except ValueError as error:
-        raise CorruptHeader(path, f"its tree spec (attribute __spec__) is no hexadecimal text ({error})") from error
+        raise CorruptHeader(path, f"its tree spec (attribute __spec__) is not hexadecimal text ({error})") from error
     root = unpickle(data, path, find=partial(_stand_in, path)).value
     # One byte of pickle makes at most one node, unless it names the same containers over and over.
     walk = Walk(path, max_nodes=min(MAX_NODES, len(data)))
@@ -47,7 +47,7 @@ def parse_legacy_spec(text: str, path: str) -> tuple[Container, list[str], list[
 
 
 def _stand_in(path: str, module: str, name: str) -> Global:
-    """What stands for a global: a class is its name alone."""
+    """The value of a global: for a class, only its name."""
     if (module, name) in _NODE_CLASSES:
         return Global(f"{module}.{name}", lambda _: Box(OBJECT, []))
     if (module, name) == ("dill._dill", "_load_type"):
@@ -69,7 +69,7 @@ def _refuse(path: str, name: str, _: tuple[object, ...]) -> object:
 def _node(walk: Walk, key: str, spec: object, depth: int) -> Container | str:
     enter(walk, key, depth)
     if not isinstance(spec, Box) or spec.type != OBJECT or spec.keys is None or len(spec.keys) > _MAX_ATTRIBUTES:
-        raise ValueError(f"{key[:200]!r} is no node")
+        raise ValueError(f"{key[:200]!r} is not a node")
     said = dict(zip(spec.keys, spec.values, strict=True))
     kind, context, children = said["type"], said["context"], said["children_specs"]
     if kind is None:

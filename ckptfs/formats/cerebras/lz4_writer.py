@@ -1,4 +1,4 @@
-"""A Cerebras checkpoint with LZ4 chunks, as the real writer makes them: written, for its size is not known ahead."""
+"""A Cerebras checkpoint with LZ4 chunks, as the real writer makes them. Its size is known only when it is written."""
 
 from __future__ import annotations
 

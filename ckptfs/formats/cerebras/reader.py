@@ -3,15 +3,15 @@
 ==============================  ==================================================================
 root attribute                  content
 ==============================  ==================================================================
-``__spec__``                    the nested state dict without its leaves (`h5_spec`, `h5_legacy_spec`)
+``__spec__``                    the nested state dict without its leaves (`spec`, `legacy_spec`)
 ``__version__``                 format version, a float: 0.5; none for 0.1
 ``__cstorch_version__``         the release that wrote the file
 ``__SUCCESS__``                 written last; without it the save was interrupted
-``<key>.__metadata__``          how the leaf under that flattened key is stored (`h5_items`)
+``<key>.__metadata__``          how the leaf under that flattened key is stored (`items`)
 ==============================  ==================================================================
 
-The last two are of format 0.5; before, each dataset has attributes of its own (`h5_legacy`). The metadata are read by
-a child process (`h5_index`); tensors are then read without HDF5 (`h5_chunks`).
+Format 0.5 added the last two; before, each dataset had attributes of its own (`legacy`). A child process reads the
+metadata (`hdf5.index`); tensors are then read without libhdf5 (`hdf5.dataset`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.cache import TileCache
 
 VERSION = 0.5
-"""The newest format; older ones are `h5_legacy`'s."""
+"""The newest format; `legacy` reads older ones."""
 MAX_WARNINGS = 100
 
 
@@ -78,7 +78,7 @@ def _close(index: Index, links: Links) -> None:
 
 
 def _version(index: Index) -> float:
-    """The format's number; refuses what is no checkpoint or was never finished."""
+    """The format's number; refuses other files, and checkpoints that were never finished."""
     path, attributes = index.file.path, index.attributes
     version = attributes.get("__version__", FIRST_VERSION)
     if isinstance(version, bool) or not isinstance(version, (int, float)) or not 0 < version < 1e6:
@@ -86,9 +86,9 @@ def _version(index: Index) -> float:
     spec = attributes.get("__spec__")
     if "__spec__" not in attributes:
         if "__version__" in attributes or not flat_keys(index):
-            raise UnknownFormat(path, "is an HDF5 file, but no Cerebras checkpoint: it has no attribute __spec__")
+            raise UnknownFormat(path, "is an HDF5 file, but not a Cerebras checkpoint: it has no attribute __spec__")
     elif not isinstance(spec, str):
-        raise CorruptHeader(path, "its tree spec (attribute __spec__) is no text")
+        raise CorruptHeader(path, "its tree spec (attribute __spec__) is not text")
     elif "__version__" not in attributes and spec.lstrip().startswith("["):
         raise CorruptHeader(path, "has the tree spec of format 0.5, but no __version__: its attributes are damaged")
     if version >= VERSION and attributes.get("__SUCCESS__") is not True:
@@ -106,7 +106,7 @@ class _Spec:
         self._parsed: Any = None
 
     def parse_early(self, attributes: Mapping[str, Any]) -> None:
-        """Parse it if it is one; what is wrong with it is said when it is asked for."""
+        """Parse the spec if there is one. Its errors are raised later, by `parsed`."""
         text = attributes.get("__spec__")
         if isinstance(text, str) and attributes.get("__version__") == VERSION:
             with suppress(CorruptHeader):

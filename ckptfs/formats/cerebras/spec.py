@@ -51,7 +51,7 @@ class Walk:
 def parse_spec(text: str, path: str) -> tuple[Container, list[str], list[str]]:
     """(tree, flattened keys in order, warnings) of a ``__spec__`` attribute.
 
-    A key that two leaves share stands once in the list. Raises `CorruptHeader` for broken JSON, an unknown protocol
+    A key that two leaves share is in the list once. Raises `CorruptHeader` for broken JSON, an unknown protocol
     or container type, and for trees deeper than `MAX_DEPTH`.
     """
     try:
@@ -80,10 +80,10 @@ def _loads(text: str, path: str, n_more: int = 0) -> Any:
 
 
 def _loads_tree(text: str, path: str) -> tuple[Any, bool]:
-    """The JSON of a treespec, and whether None stands for a leaf: most of the text says that, and need not be parsed.
+    """The JSON of a treespec, and whether None stands for a leaf.
 
-    In JSON that text is a leaf wherever it stands, for inside of a string its quotes would be escaped. A tree that may
-    have a null where none belongs is parsed as it is.
+    Most of the text is the JSON of leaves, which is replaced by null before parsing. That text is always a leaf: inside
+    a string its quotes would be escaped. A tree that has other nulls is parsed as it is.
     """
     n = text.count(_LEAF)
     short = text.replace(_LEAF, "null")
@@ -96,7 +96,7 @@ _LEAF = '{"type": null, "context": null, "children_spec": []}'
 
 
 def enter(walk: Walk, key: str, depth: int) -> None:
-    """Account for one node of the tree; `CorruptHeader` when it is one too many or lies too deep."""
+    """Account for one node of the tree; `CorruptHeader` when there are too many or it is too deep."""
     walk.n_nodes += 1
     walk.n_chars += len(key)
     if depth > MAX_DEPTH:
@@ -163,19 +163,19 @@ def _container(
 
 @lru_cache(maxsize=256)
 def _context(text: str) -> Any:
-    """What a container's text says; nobody changes it. The thousands of an optimizer's state say the same."""
+    """The parsed context of a container, which nobody changes. Thousands of an optimizer's containers share one."""
     return json.loads(text)
 
 
 def _plain_keys(keys: Any) -> tuple[object, ...]:
     """Keys that a dict can have."""
     if not isinstance(keys, list) or not all(isinstance(k, (str, int, float, bool, type(None))) for k in keys):
-        raise ValueError("the keys of a dict are no list of texts and numbers")
+        raise ValueError("the keys of a dict are not a list of texts and numbers")
     return tuple(keys)
 
 
 def _defaultdict(walk: Walk, key: str, context: Any, n: int) -> tuple[str, tuple[object, ...] | None, list[str]]:
-    """The writer names the entries of a defaultdict after its factory and its list of keys, and loses the third."""
+    """The writer names the entries of a defaultdict after its factory and its list of keys, and loses the others."""
     keys, module, factory = context["dict_context"], context["default_factory_module"], context["default_factory_name"]
     shown = factory if module == "builtins" else f"{module}.{factory}"
     parts = [f"<class '{shown}'>", str(keys)][: min(n, len(keys))]

@@ -83,7 +83,7 @@ def state_tree(nested: object, leaf: Leaf = plain_leaf) -> State:
     building = _Building(leaf)
     tree = building.node("", nested, 0)
     if isinstance(tree, str):
-        raise UsageError("a single value is no state dict; put it into a dict")
+        raise UsageError("a single value is not a state dict; put it into a dict")
     if building.refused:
         raise UsageError("; ".join(_first(building.refused)))
     return State(tree, building.items)

@@ -1,8 +1,8 @@
 """A Cerebras checkpoint (``.mdl``, format 0.5) as a file of extents: which datasets and attributes it has.
 
-Tensors lie whole and unfiltered in the file where the real writer makes LZ4 chunks. Any byte can so be made by itself,
-and readers may map the data into memory. For trained weights LZ4 saves nothing. The reference's reader asks libhdf5
-for the values and sees no difference. `lz4_writer` makes the chunks.
+Tensors are stored whole and unfiltered where the real writer makes LZ4 chunks. So any byte can be made by itself, and
+readers may map the data into memory. LZ4 saves nothing for trained weights. The reference reads values through libhdf5
+and sees no difference. `lz4_writer` makes the chunks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _stored(state: State, flat: Flat) -> list[tuple[tuple[bytes, ...], Tensor, s
             if not path or key.endswith("/"):
                 why = "the key of a tensor must not be empty or end in a slash"
             elif path in found or path in inner or _prefixes(path) & found.keys():
-                why = "HDF5 has no place for it: another key takes its path, or a part of it"
+                why = "HDF5 cannot hold it: another key has its path, or a part of its path"
             else:
                 found[path] = item.tensor, item.kind
                 inner |= _prefixes(path)
@@ -87,7 +87,7 @@ def _prefixes(path: tuple[bytes, ...]) -> set[tuple[bytes, ...]]:
 
 
 def _tied(item: Item, key: str, flat: Flat) -> str | None:
-    """The key in the file whose value *key* shares, None when it stands for itself."""
+    """The key in the file whose value *key* shares, None when it has its own."""
     if item.tied_to is None:
         return None
     first = flat.first.get(item.tied_to)

@@ -1,6 +1,6 @@
-"""The globals that a torch pickle may name, and the plain data that ckptfs makes in their place.
+"""The globals that a torch pickle may name, and the plain data that ckptfs makes instead.
 
-Nothing here is the class or function of that name: each row of `GLOBALS` has a small function of ours, or none.
+Nothing here is the real class or function: each row of `GLOBALS` has a small function of ours, or none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """An accepted global. *build* makes plain data of REDUCE's arguments; None for what is no callable."""
+    """An accepted global. *build* makes plain data of REDUCE's arguments; None for what cannot be called."""
 
     name: str
     build: Callable[[tuple[object, ...]], object] | None = None
@@ -68,7 +68,7 @@ class Global:
 
 
 def extend(box: Box, keys: list[object], values: list[object]) -> None:
-    """Put entries into a dict; ValueError when *box* is none. Later ones do not replace earlier ones."""
+    """Put entries into a dict; ValueError when *box* is not a dict. Later entries do not replace earlier ones."""
     if box.keys is None:
         raise ValueError("keys for a container that has none")
     if len(keys) != len(values):
@@ -85,7 +85,7 @@ def is_size(value: object) -> TypeGuard[int]:
 def _tensor(args: tuple[object, ...], dtype: DType | None = None) -> StoredTensor:
     """``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, metadata)``."""
     if len(args) < 4 or not isinstance(args[0], Storage):
-        raise ValueError("a tensor is made of something that is no storage")
+        raise ValueError("a tensor is not made of a storage")
     storage, offset, strides = args[0], args[1], args[3]
     if dtype is None:
         dtype = storage.dtype
@@ -95,7 +95,7 @@ def _tensor(args: tuple[object, ...], dtype: DType | None = None) -> StoredTenso
     if not isinstance(strides, tuple) or len(strides) != len(shape):
         raise ValueError(f"a tensor has {len(shape)} axes, but not as many strides")
     if not is_size(offset) or not all(is_size(stride) for stride in strides):
-        raise ValueError("a tensor's offset or strides are negative or no integers")
+        raise ValueError("a tensor's offset or strides are not integers from 0 on")
     if len(args) > 6 and isinstance(args[6], Box) and any(flag is not False for flag in args[6].values[:8]):
         raise ValueError("a tensor is a conjugate or negative view; save it after resolve_conj().resolve_neg()")
     n_elements = storage.n_elements * storage.dtype.itemsize // dtype.itemsize
@@ -115,14 +115,14 @@ def _tensor_v3(args: tuple[object, ...]) -> StoredTensor:
 def _parameter(args: tuple[object, ...]) -> StoredTensor:
     """``_rebuild_parameter(data, requires_grad, hooks[, state])``."""
     if not args or not isinstance(args[0], StoredTensor):
-        raise ValueError("a parameter is made of something that is no tensor")
+        raise ValueError("a parameter is not made of a tensor")
     return args[0]
 
 
 def _typed(args: tuple[object, ...]) -> object:
     """``_rebuild_from_type_v2(function, type, args, state)``: a Parameter with attributes, which are left out."""
     if len(args) < 3 or not isinstance(args[0], Global) or args[0].build is None or not isinstance(args[2], tuple):
-        raise ValueError("a tensor with attributes is made of something else")
+        raise ValueError("a tensor with attributes has wrong arguments")
     if args[0].build is _typed or len(args[2]) > MAX_ARGS:
         raise ValueError("a tensor with attributes is made of another one")
     return args[0].build(args[2])
@@ -140,7 +140,7 @@ def _dict_of(kind: str) -> Callable[[tuple[object, ...]], Box]:
                 pairs = [_pair(value) for value in arg.values]
                 extend(made, [key for key, _ in pairs], [value for _, value in pairs])
             elif not isinstance(arg, Global) and arg is not None:
-                raise ValueError("a dict is made of something else")
+                raise ValueError("a dict has wrong arguments")
         return made
 
     return build
@@ -149,7 +149,7 @@ def _dict_of(kind: str) -> Callable[[tuple[object, ...]], Box]:
 def _pair(value: object) -> tuple[object, object]:
     both = value.values if isinstance(value, Box) else value
     if not isinstance(both, (list, tuple)) or len(both) != 2:
-        raise ValueError("a dict is made of something that is no list of pairs")
+        raise ValueError("a dict is not made of a list of pairs")
     return both[0], both[1]
 
 
@@ -161,7 +161,7 @@ def _list_of(kind: str) -> Callable[[tuple[object, ...]], Box]:
         if isinstance(arg, Box) and arg.keys is None:
             return Box(kind, None, arg.values)
         if not isinstance(arg, tuple):
-            raise ValueError(f"a {kind} is made of something that is no list")
+            raise ValueError(f"a {kind} is not made of a list")
         return Box(kind, None, list(arg))
 
     return build
@@ -170,7 +170,7 @@ def _list_of(kind: str) -> Callable[[tuple[object, ...]], Box]:
 def _size(args: tuple[object, ...]) -> object:
     """``torch.Size((…))``."""
     if len(args) != 1 or not isinstance(args[0], tuple):
-        raise ValueError("a torch.Size is made of something that is no tuple")
+        raise ValueError("a torch.Size is not made of a tuple")
     return args[0]
 
 
@@ -184,7 +184,7 @@ def _encode(args: tuple[object, ...]) -> bytes:
 def _no_bytes(args: tuple[object, ...]) -> bytes:
     """``bytes()``: how protocol 2 writes b""."""
     if args:
-        raise ValueError("bytes are made of something")
+        raise ValueError("bytes() has arguments")
     return b""
 
 

@@ -28,7 +28,7 @@ def is_torch_legacy(head: bytes) -> bool:
 
 
 def open_torch_legacy(path: str | os.PathLike[str]) -> Source:
-    """Open a checkpoint in torch's format before 1.6. Items and errors are those of `torchzip.open_torch`."""
+    """Open a checkpoint in torch's format before 1.6. Items and errors are those of `reader.open_torch`."""
     file = open_file(path)
     with ExitStack() as undo:
         undo.callback(os.close, file.fd)
@@ -45,7 +45,7 @@ def open_torch_legacy(path: str | os.PathLike[str]) -> Source:
 def _pickles(file: SourceFile) -> tuple[Pickle, list[object], int]:
     """The state dict, the storages' names in the order of the file, and where the storages begin.
 
-    Nothing says how long the pickles are, so ever longer heads of the file are tried.
+    Nothing says how long the pickles are, so larger and larger heads of the file are tried.
     """
     limit = min(file.size, MAX_PICKLE)
     window = min(limit, 1 << 20)
@@ -66,13 +66,13 @@ def _parse(file: SourceFile, data: bytes) -> tuple[Pickle, list[object], int]:
         raise UnknownFormat(file.path, f"has torch's magic number, but not its protocol {PROTOCOL}")
     facts = machine.value
     if not isinstance(facts, Box) or facts.keys is None:
-        raise CorruptHeader(file.path, "the facts about the writing machine are no dict")
+        raise CorruptHeader(file.path, "the facts about the writing machine are not a dict")
     if any(key == "little_endian" and value is not True for key, value in zip(facts.keys, facts.values, strict=True)):
         raise UnknownFormat(file.path, "has big-endian data; save it again on a little-endian machine")
     state = unpickle(data, file.path, machine.stop)
     names = unpickle(data, file.path, state.stop)
     if not isinstance(names.value, Box) or names.value.keys is not None:
-        raise CorruptHeader(file.path, "the storages' names are no list")
+        raise CorruptHeader(file.path, "the storages' names are not a list")
     return state, names.value.values, names.stop
 
 

@@ -1,9 +1,9 @@
 """What ``torch.save`` pickled, as plain data: a pickle machine that can call nothing.
 
-Python's own unpickler is a poor base for hostile files: any value may be called, set up or hashed by the next
-opcode, and a ten-byte file can make it allocate gigabytes. This machine knows the opcodes of protocols 2 to 5
-that state dicts consist of; a global is a row of a table here or a refusal; containers are `Box`es that never hash
-a key; REDUCE accepts the rows of the table alone. Time and memory grow linearly with the pickle's length.
+Python's own unpickler is a poor base for hostile files: the next opcode may call, set up or hash any value, and a
+ten-byte file can make it allocate gigabytes. This machine knows the opcodes of protocols 2 to 5 that state dicts
+use. A global is a row of a table or is refused, containers are `Box`es that never hash a key, and REDUCE accepts
+only rows of the table. Time and memory grow linearly with the pickle's length.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def known_global(module: str, name: str) -> Global | None:
 
 
 def unpickle(data: bytes, path: str, start: int = 0, find: Find = known_global) -> Pickle:
-    """The value of the pickle that begins at *start*; *find* says what stands for a global, None to refuse it.
+    """The value of the pickle that begins at *start*; *find* gives the value of a global, None to refuse it.
 
     Values are None, bool, int, float, str, bytes, tuple, `Box`, `StoredTensor`, `Opaque` or `Global`. Raises
     `Unsafe` naming the global that is not in `GLOBALS`, `CorruptHeader` for everything else.
@@ -63,7 +63,7 @@ def unpickle(data: bytes, path: str, start: int = 0, find: Find = known_global) 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """What is unpickled stays, and all of it would be looked through again and again, up to half of the time."""
+    """Without the collector: what is unpickled stays, and looking through it takes up to half of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +132,7 @@ def _line(m: _Machine) -> str:
 
 
 def _pop_marked(m: _Machine) -> list[object]:
-    """What lies above the last MARK."""
+    """The values above the last MARK."""
     above = m.stack
     m.stack = m.marked.pop()
     return above
@@ -140,7 +140,7 @@ def _pop_marked(m: _Machine) -> list[object]:
 
 def _push_global(m: _Machine, module: object, name: object) -> None:
     if not isinstance(module, str) or not isinstance(name, str):
-        raise ValueError("a global's name is no text")
+        raise ValueError("a global's name is not text")
     known = m.find(module, name)
     if known is None:
         what = f"its pickle names {module[:100]}.{name[:100]}, which ckptfs never imports or calls"
@@ -168,10 +168,10 @@ def _reduce(m: _Machine) -> None:
 
 
 def _build(m: _Machine) -> None:
-    """Attributes of a dict (``state_dict()._metadata``) are left out; of the others, only an `OBJECT` has a state."""
+    """Set an object's state. Attributes of a dict (``state_dict()._metadata``) are left out; others have none."""
     state, box = m.stack.pop(), m.stack[-1]
     if not isinstance(box, Box):
-        raise ValueError("a state for something that has none")
+        raise ValueError("a state for something that cannot have one")
     if box.type == OBJECT and isinstance(state, Box) and state.keys is not None:
         box.keys, box.values = state.keys, state.values  # shared, not copied: one state may be set often
 
@@ -180,7 +180,7 @@ def _persistent(m: _Machine) -> None:
     """``("storage", class, name, device, n_elements[, view])``."""
     pid = m.stack.pop()
     if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or not isinstance(pid[1], Global):
-        raise ValueError("a persistent id is no storage")
+        raise ValueError("a persistent id is not a storage")
     kind, name, n_elements = pid[1], pid[2], pid[4]
     if kind.storage is None or not isinstance(name, str) or not is_size(n_elements):
         raise ValueError("a storage has no class, name or length")
@@ -195,7 +195,7 @@ def _persistent(m: _Machine) -> None:
 def _set_items(m: _Machine, pairs: list[object]) -> None:
     box = m.stack[-1]
     if not isinstance(box, Box):
-        raise ValueError("items for something that is no dict")
+        raise ValueError("items for something that is not a dict")
     extend(box, pairs[::2], pairs[1::2])
 
 
@@ -207,7 +207,7 @@ def _set_item(m: _Machine) -> None:
 def _append(m: _Machine, values: list[object]) -> None:
     box = m.stack[-1]
     if not isinstance(box, Box) or box.keys is not None:
-        raise ValueError("values for something that is no list or set")
+        raise ValueError("values for something that is not a list or set")
     box.values += values
 
 
@@ -284,7 +284,7 @@ def _drop(m: _Machine) -> None:
 
 
 def _frame(m: _Machine) -> None:
-    _take(m, 8)  # how far to read ahead: a hint
+    _take(m, 8)  # the length of the frame: a hint
 
 
 def _protocol(m: _Machine) -> None:
@@ -295,7 +295,7 @@ def _protocol(m: _Machine) -> None:
 
 def _push(read: Callable[[_Machine], object]) -> Callable[[_Machine], None]:
     def step(m: _Machine) -> None:
-        value = read(m)  # may put another stack in m.stack's place
+        value = read(m)  # may replace m.stack
         m.stack.append(value)
 
     return step

@@ -1,7 +1,7 @@
 """The process that copies and changes old checkpoints with libhdf5, which can crash on malformed files.
 
-h5py and not `layouts`: formats before 0.5 keep what they say about a dataset in its attributes, of any number and type
-(pickles among them), and these have to come out as they went in. Nothing of them is interpreted here.
+It uses h5py and not `formats.hdf5`: formats before 0.5 describe a dataset in attributes of any number and type, pickles
+among them, which must be copied as they are. Nothing here interprets them.
 
 stdin: a JSON object with ``source`` and ``target`` (descriptors; source None: the target is changed as it is),
 ``spec``, ``links`` (new name to that of an object) and ``values`` (name to number). stdout: a line a piece of data,
@@ -100,11 +100,11 @@ def _opened(old: Any, name: str) -> Any:
 
 
 def _copy_dataset(found: Any, new: Any, name: str) -> None:
-    """Its type, shape, attributes and data; these in one piece in the file, without filters."""
+    """Its type, shape, attributes and data; the new data is contiguous and unfiltered."""
     import h5py
 
     if found.id.get_create_plist().get_external_count():
-        raise Unreadable(name, "its data lie in another file")
+        raise Unreadable(name, "its data is in another file")
     space, kind = found.id.get_space(), found.id.get_type()
     if space.get_simple_extent_type() == h5py.h5s.SIMPLE:
         space = h5py.h5s.create_simple(found.shape)
@@ -122,7 +122,7 @@ def _copy_dataset(found: Any, new: Any, name: str) -> None:
 
 
 def _boxes(dataset: Any) -> Iterator[tuple[slice, ...]]:
-    """Parts that cover it: its chunks, or pieces that lie in one run."""
+    """Parts that cover it: its chunks, or contiguous pieces."""
     if dataset.chunks:
         yield from dataset.iter_chunks()
         return

@@ -1,4 +1,4 @@
-"""What has to change in a checkpoint, told by this process; and the change, made by a child process (`child`)."""
+"""What has to change in a checkpoint (`plan_fix`), and the change, which a child process makes (`child`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckptfs.tools.repair.spec import fixed_spec
 from ckptfs.tools.write import Output, new_file
 
 FIRST_JSON_VERSION = 0.5
-"""The format whose spec is no pickle."""
+"""The first format whose spec is not a pickle."""
 _PIECE = 8 << 20
 Progress = Callable[[int], object]
 
@@ -84,17 +84,17 @@ def _number(index: Index, name: str) -> int:
     found = index.get(name)
     dtype = stored_dtype(found) if found and found.problem is None else None
     if found is None or dtype is None or found.shape is None or n_elements(found.shape) != 1:
-        raise CorruptHeader(index.file.path, f"{name}: is no number")
+        raise CorruptHeader(index.file.path, f"{name}: is not a number")
     word = np.empty((1, 1), dtype.storage_dtype)
     make_tensor(index, name, found, dtype, shared()).read_block(0, 0, word)
     value = word.view(dtype.numpy)[0, 0].item()
     if not isinstance(value, (int, float)) or value != value or abs(value) >= 1 << 63:
-        raise CorruptHeader(index.file.path, f"{name}: {value!r} is no count of steps")
+        raise CorruptHeader(index.file.path, f"{name}: {value!r} is not a count of steps")
     return int(value)
 
 
 def write_fixed(fix: Fix, target: str, *, force: bool = False, progress: Progress | None = None) -> None:
-    """A repaired copy under *target*: whole under its name or not at all. Its data lie unfiltered in the file.
+    """Write a repaired copy to *target*: whole under its name or not at all. Its data is unfiltered.
 
     Raises `UsageError` for a *target* that exists, unless *force*; `SourceError` naming the dataset that cannot be
     read; `WriteError` when the disk is full or fails.

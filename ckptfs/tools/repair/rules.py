@@ -1,7 +1,7 @@
-"""What is wrong in a checkpoint of releases 1.7 to 1.9, and what belongs there.
+"""What is wrong in a checkpoint of releases 1.7 to 1.9, and what is right.
 
 A weight that two parts of a model share may be stored once: the other name becomes a second name of the dataset. The
-``last_epoch`` of schedulers is too large where training was taken up again: it follows from ``global_step``.
+``last_epoch`` of schedulers is too large where training was resumed: it follows from ``global_step``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def aliases(path: str, keys: Iterable[str], stored: Collection[str]) -> dict[str
 
 
 def _alias(key: str) -> str | None:
-    """The other name of the weight, None where there is none."""
+    """The other name of the weight; None where it has only one."""
     for pair in ALIASES:
         for this, other in (pair, pair[::-1]):
             if key.endswith(this):
@@ -69,6 +69,6 @@ def _milestones(path: str, names: Iterable[str], number: Callable[[str], int]) -
         if "lr_scheduler" in name and "milestones" in name:
             place = _LAST_NUMBER.fullmatch(name)
             if place is None:
-                raise MissingKeys(path, [f"{name}.0"], f"{name} is no list of milestones")
+                raise MissingKeys(path, [f"{name}.0"], f"{name} is not a list of milestones")
             found.append((int(place[1]), name))
     return [number(name) for _, name in sorted(found)]

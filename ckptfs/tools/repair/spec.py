@@ -1,8 +1,8 @@
-"""The tree spec of formats 0.1 to 0.4 written anew, with ``dict`` for a class that later releases do not have.
+"""The tree spec of formats 0.1 to 0.4, written again with ``dict`` for a class that later releases do not have.
 
-`formats.h5_legacy_spec` describes the pickle. It is read by the machine of `formats.unpickle`, which runs nothing, and
-written opcode by opcode: ``type``, ``context`` and ``children_specs`` of each node stay, the counts that newer torch
-releases keep in a node are put in.
+`formats.cerebras.legacy_spec` describes the pickle. `formats.torch.unpickler`, which runs nothing, reads it. It is
+written opcode by opcode: ``type``, ``context`` and ``children_specs`` of each node stay; the counts that newer torch
+releases keep in a node are added.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NEWOBJ, _BUILD, _MEMOIZE = b")\x81", b"b", b"\x94"
 
 def fixed_spec(text: str, path: str) -> tuple[str, list[str]]:
     """(the new ``__spec__``, flattened keys in order). Raises what `parse_legacy_spec` raises."""
-    _, keys, _ = parse_legacy_spec(text, path)  # refuses what calls anything, and whatever is no tree
+    _, keys, _ = parse_legacy_spec(text, path)  # refuses calls, and what is not a tree
     data = bytes.fromhex(text)
-    stream = _Stream(path, most=4 * len(data) + 4096)
+    stream = _Stream(path, max_nbytes=4 * len(data) + 4096)
     stream.out += b"\x80\x04"
     _node(stream, unpickle(data, path, find=_stand_in).value)
     stream.out += b"."
@@ -34,7 +34,7 @@ def fixed_spec(text: str, path: str) -> tuple[str, list[str]]:
 
 
 def _stand_in(module: str, name: str) -> Global:
-    """A class is a name; the two node classes make boxes, dill's function the class of that name."""
+    """The value of a global: a class is its name, a node class makes a box, dill's function the class that it names."""
     if (module, name) in _NODES:
         return Global(name, lambda _: Box(OBJECT, []))
     if (module, name) == _BUILT_IN:
@@ -44,11 +44,11 @@ def _stand_in(module: str, name: str) -> Global:
 
 @dataclass(slots=True)
 class _Stream:
-    """The pickle so far. Texts, classes and the leaf are spelled once; later uses take them from the memo."""
+    """The pickle so far. Texts, classes and the leaf are written once; later uses take them from the memo."""
 
     path: str
-    most: int
-    """Bytes that it may have: the parts of a hostile one may be shared over and over."""
+    max_nbytes: int
+    """Bytes that it may have: the parts of a hostile one may be shared again and again."""
     out: bytearray = field(default_factory=bytearray)
     memo: dict[object, int] = field(default_factory=dict)
 
@@ -60,8 +60,8 @@ class _Stream:
         return place is not None
 
     def check_size(self) -> None:
-        if len(self.out) > self.most:
-            raise CorruptHeader(self.path, "its tree spec (attribute __spec__) holds the same parts over and over")
+        if len(self.out) > self.max_nbytes:
+            raise CorruptHeader(self.path, "its tree spec (attribute __spec__) holds the same parts again and again")
 
     def remember(self, key: object) -> None:
         self.out += _MEMOIZE
@@ -69,7 +69,7 @@ class _Stream:
 
 
 def _node(stream: _Stream, node: object) -> tuple[int, int]:
-    """Write a node; (nodes, leaves) from it down."""
+    """Write a node and what is below it; (nodes, leaves) written."""
     assert isinstance(node, Box)
     said = dict(zip(node.keys or (), node.values, strict=True))
     if said["type"] is None:
@@ -114,7 +114,7 @@ def _close(stream: _Stream, n_nodes: int, n_leaves: int, n_children: int) -> Non
 
 
 def _value(stream: _Stream, value: object, depth: int) -> None:
-    """A class, a text, a number, None, or a list of those: what says more about a container."""
+    """Write a container's context: a class, a text, a number, None, or a list of those."""
     if isinstance(value, Global):
         _class(stream, value.name)
     elif isinstance(value, str):
@@ -128,7 +128,7 @@ def _value(stream: _Stream, value: object, depth: int) -> None:
             stream.check_size()
         stream.out += b"e"
     else:
-        raise CorruptHeader(stream.path, "its tree spec (attribute __spec__) says more of a container than is known")
+        raise CorruptHeader(stream.path, "its tree spec (attribute __spec__) has a context that is not known")
 
 
 def _class(stream: _Stream, name: str) -> None:
