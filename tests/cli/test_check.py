@@ -135,7 +135,7 @@ def test_values_are_problems_when_asked_for(tmp_path: Path, ckptfs: Ckptfs) -> N
         ("evil_object_bytes", 0, "note: obj: io.open"),
         ("missing_dataset", 1, "its dataset is missing"),
         ("dtype_mismatch", 1, "float64"),
-        ("shape_mismatch", 1, "its metadata say shape"),
+        ("shape_mismatch", 1, "its metadata give the shape"),
         ("tied_missing", 1, "does not exist"),
         ("link_absolute", 1, "outside of the checkpoint's folder"),
         ("lz4_zeroed", 1, "chunk 0"),

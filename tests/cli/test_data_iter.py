@@ -60,7 +60,7 @@ def test_short_and_dashed_options(tmp_path: Path, ckptfs: Ckptfs) -> None:
     ("folder", "code", "said"),
     [
         ("no_global", 2, "data_iter_checkpoint_state_file_global"),
-        ("nothing_here", 2, "no folder"),
+        ("nothing_here", 2, "not a folder"),
         ("bad_content", 3, "data_iter_state_file_worker_0_step_300.txt"),
         ("bad_step", 3, "data_iter_checkpoint_state_file_global"),
     ],

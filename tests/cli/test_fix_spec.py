@@ -349,7 +349,7 @@ def test_a_spec_that_repeats_itself_is_refused(tmp_path: Path, ckptfs: Ckptfs) -
     with h5py.File(path, "a") as file:
         file.attrs["__spec__"] = hostile.hex()
     done = ckptfs("fix-checkpoint-spec", path)
-    assert (done.code, "over and over" in done.err) == (3, True)
+    assert (done.code, "again and again" in done.err) == (3, True)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, ckptfs: Ckptfs) -> None:

@@ -74,7 +74,7 @@ def test_indexes_that_unfold(tmp_path: Path, name: str) -> None:
 def test_a_name_that_stands_twice_among_many_is_found_at_once(tmp_path: Path) -> None:
     path = tmp_path / "index.json"
     path.write_bytes(JSON_BOMBS["names twice"])
-    with pytest.raises(CorruptHeader, match="'199999' stands in it twice"):
+    with pytest.raises(CorruptHeader, match="'199999' is in it twice"):
         read_json(str(path), 1 << 30, "the index")
 
 

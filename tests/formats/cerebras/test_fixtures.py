@@ -142,7 +142,7 @@ def test_intact_values(name: str) -> None:
         ("no_spec", UnknownFormat, "__spec__"),
         ("no_version", CorruptHeader, "no __version__"),
         ("version_int_0", UnknownFormat, "version 0"),
-        ("bad_hex_spec_v04", CorruptHeader, "no hexadecimal text"),
+        ("bad_hex_spec_v04", CorruptHeader, "not hexadecimal text"),
         ("bad_pickle_spec_v04", CorruptHeader, "opcode|pickle"),
         ("evil_spec_v04", Unsafe, "calls io.open"),
         ("bad_json_spec", CorruptHeader, "tree spec"),

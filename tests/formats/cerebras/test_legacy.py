@@ -194,7 +194,7 @@ def test_numpy_arrays_exist_since_format_0_4(tmp_path: Path, version: float, kin
         ({"type": "ObjectH5Type"}, "object", "pickle is missing"),
         ({"type": "ApplianceInfoH5Type", "object_value": "80044e2e"}, "object", "pickle"),
         ({"type": "TorchTensorH5Type"}, "object", "holds no data"),
-        ({"type": "ScalarH5Type"}, "object", "is no number"),
+        ({"type": "ScalarH5Type"}, "object", "is not a number"),
         ({"type": "StringH5Type"}, "object", "broken"),
         ({"type": "DeferredGraphTensor", "jit_graph": "graph()"}, "object", "TorchScript"),
         ({"type": FILE, "filepath": "/etc/hostname", "shape": [2], "dtype": FLOAT32}, "link", "outside"),

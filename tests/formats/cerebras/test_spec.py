@@ -124,7 +124,7 @@ def test_constant_tensors(tmp_path: Path) -> None:
     item, warnings = only_item(tmp_path, constant("torch.int32", [4], None))
     assert item.tensor is not None
     assert to_bytes(item.tensor) == bytes(16)
-    assert warnings == ["k: was never given values; it is shown as zeros"]
+    assert warnings == ["k: was never initialised; it is shown as zeros"]
 
 
 @pytest.mark.parametrize(

@@ -178,11 +178,11 @@ def test_the_same_tensor_is_stored_once(tmp_path: Path) -> None:
 
 
 REFUSALS = {
-    "no state dict": 3,
+    "not a state dict": 3,
     "float8_e4m3fn tensors": {"w": tensor_of("float8_e4m3fn", (2,))},
     "int8 tensors": {"w": tensor_of("int8", (2,))},
     "part of it": {"a/b": tensor_of("float32", (2,)), "a": tensor_of("float32", (2,))},
-    "takes its path": {"/abs": tensor_of("float32", (2,)), "abs": tensor_of("float32", (2,))},
+    "has its path": {"/abs": tensor_of("float32", (2,)), "abs": tensor_of("float32", (2,))},
     "end in a slash": {"a/": tensor_of("float32", (2,))},
     "be empty": {"": tensor_of("float32", (2,))},
     "NUL": {"a\0b": 1},
