@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
-import re
 import select
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from ckptfs.errors import CkptfsError, MountError
@@ -35,6 +31,7 @@ from ckptfs.mount.mount_table import (
     unmount,
 )
 from ckptfs.mount.signals import handled
+from ckptfs.mount.state_files import daemon_log, daemon_pid, forget_pid, open_log, pid_file
 from ckptfs.mount.stats import log_stats
 from ckptfs.native.scratch import keep_freed_memory
 from ckptfs.vfs.tree import Tree
@@ -46,11 +43,7 @@ START_S = 60.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEAVE_S = 1.0
 """How long reads in progress may take after a signal."""
-LOG_LIMIT = 4 << 20
-"""A log file larger than this (bytes) is emptied at the next mount."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
-MAX_STATE_NAME = 200
-"""Bytes of the mount point in the name of a state file; file systems take 255 for a name."""
 
 _READY = b"ready\n"
 
@@ -65,7 +58,7 @@ def mount_in_foreground(
     on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Mount *tree* and serve it until it is unmounted or a signal ends it; the log goes to stderr or *log_file*."""
-    _log_to(_open_log(log_file) if log_file else sys.stderr, log_level)
+    _log_to(open_log(log_file) if log_file else sys.stderr, log_level)
     keep_freed_memory()
     with Claim(mountpoint) as claim:
 
@@ -96,7 +89,7 @@ def _start_daemon(
     tree: Tree, mountpoint: str, options: MountOptions, claim: Claim, log_file: str | None, log_level: str
 ) -> str | None:
     before = os.stat(mountpoint).st_dev
-    path, log_out = _daemon_log(mountpoint, log_file)
+    path, log_out = daemon_log(mountpoint, log_file)
     with log_out:
         start = log_out.seek(0, os.SEEK_END)
         receive, send = os.pipe()
@@ -119,39 +112,11 @@ def _start_daemon(
 
 def unmount_and_wait(mountpoint: str, *, lazy: bool = False) -> None:
     """Unmount, and wait for the daemon to end too (a lazy unmount may keep it as long as files are open)."""
-    pid = _daemon_pid(resolve(mountpoint))
+    pid = daemon_pid(resolve(mountpoint))
     unmount(mountpoint, lazy=lazy)
     end = time.monotonic() + (0 if lazy or pid is None else WAIT_S)
-    while pid is not None and time.monotonic() < end and _daemon_pid(resolve(mountpoint)) == pid:
+    while pid is not None and time.monotonic() < end and daemon_pid(resolve(mountpoint)) == pid:
         time.sleep(0.01)
-
-
-def state_file(mountpoint: str, suffix: str) -> str | None:
-    """Where the log and the process ID of a mount are kept: in the first folder of `_state_folders` that works.
-
-    None where no folder can be written. The name has the end of the mount point's path, and a hash of the whole path.
-    """
-    path = os.fsencode(mountpoint)
-    end = path.decode(errors="replace").strip("/").encode()[-MAX_STATE_NAME:].decode(errors="ignore")
-    readable = re.sub(r"[^\w.-]+", "-", end) or "root"
-    name = f"{readable}-{hashlib.sha256(path).hexdigest()[:8]}"
-    for folder in _state_folders():
-        with contextlib.suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            # A folder of another user in /tmp could be a trap.
-            if os.access(folder, os.W_OK) and os.stat(folder).st_uid == os.geteuid():
-                return os.path.join(folder, name + suffix)
-    return None
-
-
-def _state_folders() -> Iterator[str]:
-    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
-    if state:
-        yield os.path.join(state, "ckptfs")
-    elif home:
-        yield os.path.join(home, ".local", "state", "ckptfs")
-    yield "/var/log/ckptfs"
-    yield os.path.join(tempfile.gettempdir(), f"ckptfs-{os.geteuid()}")
 
 
 def _daemon(
@@ -209,7 +174,7 @@ def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callabl
     life = _MountLifetime(mountpoint)
     actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_end_mount, life))
     actions[signal.SIGUSR1] = partial(log_stats, options.stats) if options.stats else _without_stats
-    with _pid_file(mountpoint), handled(actions):
+    with pid_file(mountpoint), handled(actions):
         try:
             fuse.serve(tree, mountpoint, options, lambda: _wait_ready(life, options, on_ready))
         finally:
@@ -227,7 +192,7 @@ def _end_mount(life: _MountLifetime) -> None:
     if life.ended.wait(LEAVE_S):
         return
     log.info("unmounted %s; some files were still open", life.mountpoint)
-    _forget_pid(life.mountpoint)
+    forget_pid(life.mountpoint)
     logging.shutdown()
     os._exit(0)
 
@@ -289,30 +254,6 @@ def _log_nowhere() -> None:
     os.close(null)
 
 
-def _daemon_log(mountpoint: str, log_file: str | None) -> tuple[str | None, TextIO]:
-    """The daemon's log and its path; one in memory, without a path, where nothing can be written.
-
-    Only a log that was asked for by name is an error when it cannot be written.
-    """
-    if log_file:
-        path = os.path.abspath(log_file)
-        return path, _open_log(path)
-    kept = state_file(mountpoint, ".log")
-    if kept is not None:
-        with contextlib.suppress(MountError):
-            return kept, _open_log(kept)
-    return None, os.fdopen(os.memfd_create("ckptfs-log"), "w+")
-
-
-def _open_log(path: str) -> TextIO:
-    """The log file, open to append; emptied first when it is larger than `LOG_LIMIT`."""
-    try:
-        too_large = os.path.exists(path) and os.path.getsize(path) > LOG_LIMIT
-        return open(path, "w+" if too_large else "a+")
-    except OSError as exc:
-        raise MountError(f"cannot write the log file {path}: {exc.strerror}; give another with --log-file") from exc
-
-
 def _report(out: BinaryIO, message: bytes) -> None:
     """Send the parent its one message; later ones are dropped."""
     if not out.closed:
@@ -360,43 +301,3 @@ def _confirm(mountpoint: str, before: int) -> None:
     raise MountError(
         f"{mountpoint}: the daemon runs but its mount cannot be seen from here ({why}); 'ckptfs doctor' checks"
     )
-
-
-@contextlib.contextmanager
-def _pid_file(mountpoint: str) -> Iterator[None]:
-    """While the daemon lives, its process number stands beside its log, where that can be written."""
-    path = state_file(mountpoint, ".pid")
-    try:
-        if path is not None:
-            Path(path).write_text(f"{os.getpid()} {_start_time(os.getpid())}\n")
-    except OSError as exc:  # a full disk
-        log.warning("%s: cannot be written (%s); umount will not wait for the daemon's end", path, exc.strerror)
-        _forget_pid(mountpoint)
-    try:
-        yield
-    finally:
-        _forget_pid(mountpoint)
-
-
-def _forget_pid(mountpoint: str) -> None:
-    path = state_file(mountpoint, ".pid")
-    if path is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _daemon_pid(mountpoint: str) -> int | None:
-    """Process number of the daemon that serves *mountpoint* for this user, None when there is none."""
-    path = state_file(mountpoint, ".pid")
-    if path is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        pid, started = Path(path).read_text().split()
-        if _start_time(int(pid)) == started:
-            return int(pid)
-    return None
-
-
-def _start_time(pid: int) -> str:
-    """When a process began, in clock ticks since boot. Together with its ID it identifies one process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

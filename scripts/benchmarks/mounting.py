@@ -18,8 +18,9 @@ import numpy as np
 
 from ckptfs.errors import CkptfsError
 from ckptfs.formats.extents import ExtentFile
-from ckptfs.mount.daemon import mount_in_background, state_file, unmount_and_wait
+from ckptfs.mount.daemon import mount_in_background, unmount_and_wait
 from ckptfs.mount.fuse import MountOptions
+from ckptfs.mount.state_files import state_file
 from ckptfs.vfs.tree import Folder, Leaf, Tree
 
 SCRIPTS = str(Path(__file__).parents[1])

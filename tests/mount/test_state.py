@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptfs.mount.daemon import state_file
+from ckptfs.mount.state_files import state_file
 from tests.conftest import TREE_MODULE, Mounter
 from tests.paths import FAMILIES
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.fuse
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 WITHOUT_STATE = """
 import sys
-from ckptfs.mount import daemon
-daemon._state_folders = lambda: iter(())
+from ckptfs.mount import state_files
+state_files._state_folders = lambda: iter(())
 from ckptfs.cli.main import main
 main(sys.argv[1:])
 """
