@@ -49,14 +49,14 @@ def open_safetensors(path: str | os.PathLike[str]) -> Source:
         undo.callback(os.close, file.fd)
         start, header = _read_header(file)
         header.pop("__metadata__", None)
-        spans: list[tuple[int, int, str]] = []
+        ranges: list[tuple[int, int, str]] = []
         items: dict[str, Item] = {}
         for key, entry in header.items():
             dtype, shape, first, last = _entry(file, key, entry)
-            spans.append((first, last, key))
+            ranges.append((first, last, key))
             tensor = FileTensor(dtype, shape, file.fd, start + first, None, file.path, key)
             items[key] = Item(key, "tensor", tensor)
-        _check_cover(file, spans, file.size - start)
+        _check_cover(file, ranges, file.size - start)
         undo.pop_all()
     return Source(file.path, "safetensors", None, None, items, mtime_ns=file.mtime_ns, nbytes=file.size, fds=[file.fd])
 
@@ -93,10 +93,10 @@ def _entry(file: SourceFile, key: str, entry: object) -> tuple[DType, tuple[int,
     return dtype, shape, start, stop
 
 
-def _check_cover(file: SourceFile, spans: list[tuple[int, int, str]], size: int) -> None:
+def _check_cover(file: SourceFile, ranges: list[tuple[int, int, str]], size: int) -> None:
     """The tensors must cover ``[0, size)`` without overlaps or holes."""
     end = 0
-    for start, stop, key in sorted(spans):
+    for start, stop, key in sorted(ranges):
         if start != end:
             fault = "overlaps the tensor before it" if start < end else "leaves a hole before it"
             raise CorruptHeader(file.path, f"{key}: its data starts at {start} and {fault} (which ends at {end})")

@@ -100,13 +100,13 @@ def check_data(
     """Read all of *tensors*, a *view*'s or the checkpoint's own. With *values*, NaN and infinities are problems."""
     for key, tensor in once(tensors).items():
         report.n_tensors, nan, inf = report.n_tensors + 1, 0, 0
-        for words in _read(report, key, tensor, view):
+        for elements in _read(report, key, tensor, view):
             if values:
-                more = count_nan_inf(tensor.dtype, words.reshape(-1))
+                more = count_nan_inf(tensor.dtype, elements.reshape(-1))
                 nan, inf = nan + more[0], inf + more[1]
-            report.nbytes += words.nbytes
+            report.nbytes += elements.nbytes
             if progress is not None:
-                progress(words.nbytes)
+                progress(elements.nbytes)
         if nan or inf:
             found = [f"{n} {name}" for n, name in ((nan, "NaN"), (inf, "infinite")) if n]
             report.problems.append(Problem(key, f"{' and '.join(found)} of {n_elements(tensor.shape)} values"))
@@ -122,27 +122,27 @@ def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _read(report: Report, key: str, tensor: Tensor, view: str | None) -> Iterator[Any]:
     """The elements of each block that can be read; the others become problems."""
-    told: set[str] = set()
+    messages: set[str] = set()
     todo = list(_blocks(tensor))[::-1]
     while todo:
         block = todo.pop()
         row, col, rows, cols = block
-        words = np.empty((rows, cols), tensor.dtype.storage_dtype)
+        elements = np.empty((rows, cols), tensor.dtype.storage_dtype)
         try:
-            tensor.read_block(row, col, words)
+            tensor.read_block(row, col, elements)
         except (CkptfsError, OSError) as error:
             parts = list(_parts(tensor, block))
             if len(parts) > 1:
                 todo += parts[::-1]
-            elif str(error) not in told:
-                told.add(str(error))
+            elif str(error) not in messages:
+                messages.add(str(error))
                 at = error.offset if isinstance(error, CorruptChunk) else None
-                if len(told) <= MAX_SHOWN:
+                if len(messages) <= MAX_SHOWN:
                     report.problems.append(Problem(key, _short(error, key), at, block, view))
         else:
-            yield words
-    if len(told) > MAX_SHOWN:
-        report.problems.append(Problem(key, f"and {len(told) - MAX_SHOWN} more parts that cannot be read"))
+            yield elements
+    if len(messages) > MAX_SHOWN:
+        report.problems.append(Problem(key, f"and {len(messages) - MAX_SHOWN} more parts that cannot be read"))
 
 
 def _short(error: Exception, key: str) -> str:
@@ -155,26 +155,30 @@ def _blocks(tensor: Tensor) -> Iterator[Block]:
     rows, cols = n_rows(tensor.shape), n_cols(tensor.shape)
     if not rows * cols:
         return
-    high, wide = (min(a, b) for a, b in zip(tensor.preferred_block, (rows, cols), strict=True))
-    wide = min(cols, max(wide, PIECE // high // wide * wide))
-    high = min(rows, max(high, PIECE // wide // high * high))
-    yield from _tiles((0, 0, rows, cols), high, wide)
+    block_rows, block_cols = (min(a, b) for a, b in zip(tensor.preferred_block, (rows, cols), strict=True))
+    block_cols = min(cols, max(block_cols, PIECE // block_rows // block_cols * block_cols))
+    block_rows = min(rows, max(block_rows, PIECE // block_cols // block_rows * block_rows))
+    yield from _tiles((0, 0, rows, cols), block_rows, block_cols)
 
 
 def _parts(tensor: Tensor, block: Block) -> Iterator[Block]:
     """The chunks of *block*; the block itself where there are none, or far too many."""
-    high, wide = tensor.preferred_block
+    block_rows, block_cols = tensor.preferred_block
     _, _, rows, cols = block
-    if isinstance(tensor, FileTensor) or (high, wide) == (1, 1) or -(-rows // high) * -(-cols // wide) > _MAX_PARTS:
+    if (
+        isinstance(tensor, FileTensor)
+        or (block_rows, block_cols) == (1, 1)
+        or -(-rows // block_rows) * -(-cols // block_cols) > _MAX_PARTS
+    ):
         return iter([block])
-    return _tiles(block, high, wide)
+    return _tiles(block, block_rows, block_cols)
 
 
-def _tiles(block: Block, high: int, wide: int) -> Iterator[Block]:
+def _tiles(block: Block, block_rows: int, block_cols: int) -> Iterator[Block]:
     row, col, rows, cols = block
-    for i in range(row, row + rows, high):
-        for j in range(col, col + cols, wide):
-            yield i, j, min(high, row + rows - i), min(wide, col + cols - j)
+    for i in range(row, row + rows, block_rows):
+        for j in range(col, col + cols, block_cols):
+            yield i, j, min(block_rows, row + rows - i), min(block_cols, col + cols - j)
 
 
 def check_layers(report: Report, keys: Iterable[str], config: Mapping[str, Any]) -> None:
