@@ -18,7 +18,7 @@ from unittest import mock
 
 import svg
 
-from ckptfs.mount.daemon import state_file
+from ckptfs.mount.state_files import state_file
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/terminal.svg"
