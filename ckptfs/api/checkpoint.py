@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs.conversion import hf
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.resolve import PathLike, plan_view
 from ckptfs.errors import (
     CkptfsError,
@@ -135,7 +135,7 @@ class View(Mapping[str, LazyTensor]):
     Keys of a Cerebras target are those inside its ``model`` state.
     """
 
-    def __init__(self, planned: hf.View) -> None:
+    def __init__(self, planned: Conversion) -> None:
         self.plan = planned
 
     @property

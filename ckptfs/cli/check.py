@@ -12,7 +12,7 @@ from ckptfs.cli.output import print_json, printable, size_text
 from ckptfs.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ckptfs.conversion.hf import View
+    from ckptfs.conversion.conversion import Conversion
     from ckptfs.formats.source import Source
     from ckptfs.tools.check import Report
 
@@ -55,7 +55,7 @@ def command(source: str, values: bool, no_progress_bar: bool, as_json: bool, **o
     raise click.exceptions.Exit(0 if report.sound else 1)
 
 
-def _view(report: Report, source: Source, options: dict[str, Any]) -> View | None:
+def _view(report: Report, source: Source, options: dict[str, Any]) -> Conversion | None:
     """The view that was asked for; a problem where the checkpoint does not fit the model."""
     from ckptfs.conversion import resolve
     from ckptfs.errors import ConfigError, MappingError, NoPath, ShapeError, UnknownFamily, UsageError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ckptfs.conversion.rules import Claim, Context, Rule, Side, Table
+from ckptfs.conversion.rules import AT_END, Claim, Context, Rule, Side, Table
 from ckptfs.errors import MappingError, MissingKeys, ShapeError, UnmatchedKeys
 from ckptfs.tensors.tensor import Tensor
 
@@ -56,15 +56,15 @@ def convert_tensors(
             tensor_made = extra.make(context, list(tensors.values())[extra.of])
             if tensor_made is not None:
                 name = extra.template.format(group.fields)
-                if extra.there:
-                    shared[name] = (extra.there, tensor_made)
+                if extra.if_present:
+                    shared[name] = (extra.if_present, tensor_made)
                     continue
-                if extra.last:
-                    behind[name] = (extra.last, tensor_made)
+                if extra.position:
+                    behind[name] = (extra.position, tensor_made)
                 else:
                     result[name] = tensor_made
                 made.append(name)
-    behind |= {name: (1, t) for name, (there, t) in shared.items() if there == "replace" or name not in result}
+    behind |= {name: (AT_END, t) for name, (how, t) in shared.items() if how == "replace" or name not in result}
     made += [name for name in behind if name in shared]
     result |= {name: t for name, (_, t) in sorted(behind.items(), key=lambda late: late[1][0])}
     return result, tuple(dropped + unmatched), tuple(dict.fromkeys(made))
@@ -102,7 +102,7 @@ def _apply(group: _Group, frm: Side, to: Side, context: Context) -> dict[str, Te
     tensors = [group.members[i][1] for i in range(n)]
     try:
         for op in rule.steps(to):
-            tensors = op.apply(tensors, context.dims)
+            tensors = op.apply(tensors, context.sizes)
     except ShapeError as e:
         raise ShapeError(", ".join(keys), e.got, e.want) from e
     if rule.over is not None and not many:

@@ -57,7 +57,7 @@ def component_config(folder: str, section: str, table: ConfigTable) -> ConfigTab
     """*table* for the ``config.json`` in ``folder/`` and that *section* of the Cerebras config."""
     hf, cs = f"{folder}/", f"{section}/"
     return ConfigTable(
-        names={hf + theirs: cs + ours for theirs, ours in table.names.items()},
+        renames={hf + theirs: cs + ours for theirs, ours in table.renames.items()},
         transforms=tuple(
             FieldTransform(_all(hf, t.hf), _all(cs, t.cs), _inside(t.to_cs, hf, cs), _inside(t.to_hf, cs, hf))
             for t in table.transforms
@@ -70,7 +70,7 @@ def component_config(folder: str, section: str, table: ConfigTable) -> ConfigTab
 def joined(*tables: ConfigTable) -> ConfigTable:
     """One table that does what all of *tables* do."""
     return ConfigTable(
-        names={k: v for table in tables for k, v in table.names.items()},
+        renames={k: v for table in tables for k, v in table.renames.items()},
         transforms=tuple(transform for table in tables for transform in table.transforms),
         hf=_one_side([table.hf for table in tables]),
         cs=_one_side([table.cs for table in tables]),
@@ -155,16 +155,32 @@ def _inside(convert: Convert, frm: str, to: str) -> Convert:
 
 
 def _side(side: SideTable, prefix: str) -> SideTable:
-    def named(values: Config) -> dict[str, Any]:
+    def named(values: Mapping[str, T]) -> dict[str, T]:
         return {prefix + name: value for name, value in values.items()}
 
-    prepare = tuple(_inside(convert, prefix, prefix) for convert in side.prepare)
-    return SideTable(named(side.must), named(side.fill), named(side.add), prepare)
+    return SideTable(
+        constants=named(side.constants),
+        require=named(side.require),
+        defaults=named(side.defaults),
+        write=named(side.write),
+        normalize=tuple(_inside(convert, prefix, prefix) for convert in side.normalize),
+        aliases={prefix + alias: prefix + name for alias, name in side.aliases.items()},
+        reads=_all(prefix, side.reads),
+        ignored=named(side.ignored),
+    )
 
 
 def _one_side(sides: list[SideTable]) -> SideTable:
     def together(which: str) -> dict[str, Any]:
         return {name: value for side in sides for name, value in getattr(side, which).items()}
 
-    prepare = tuple(convert for side in sides for convert in side.prepare)
-    return SideTable(together("must"), together("fill"), together("add"), prepare)
+    return SideTable(
+        constants=together("constants"),
+        require=together("require"),
+        defaults=together("defaults"),
+        write=together("write"),
+        normalize=tuple(convert for side in sides for convert in side.normalize),
+        aliases=together("aliases"),
+        reads=tuple(name for side in sides for name in side.reads),
+        ignored=together("ignored"),
+    )

@@ -1,8 +1,8 @@
 """Config tables: how a Hugging Face ``config.json`` and the ``model`` section of a Cerebras config become each other.
 
 Most fields are renames or constants; a `FieldTransform` is for the few that read or write several fields. The order
-of work is the public converter's: fill the source's defaults, prepare, check and convert field by field in the order
-of the source, add the result's defaults. Fields that nobody knows are left out silently, as there.
+of work is the public converter's: resolve aliases, fill in the source's defaults, normalize, check and convert field
+by field in the order of the source, add what the result always has. `explain` names what happens to each field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 class Fields(Mapping[str, Any]):
-    """The source config as a transform sees it: a mapping that knows how to complain."""
+    """The source config as a transform sees it: a mapping whose errors name the model and the field."""
 
     def __init__(self, model: str, values: Config) -> None:
         self.model = model
@@ -49,7 +49,7 @@ Convert: TypeAlias = Callable[[Fields], Config]
 
 @dataclass(frozen=True, slots=True)
 class FieldTransform:
-    """Fields that are computed together. *to_cs* runs once when one of the *hf* fields is there, and the other way."""
+    """Fields that are computed together. *to_cs* runs once if one of the *hf* fields is present; *to_hf* likewise."""
 
     hf: tuple[str, ...]
     cs: tuple[str, ...]
@@ -65,65 +65,85 @@ class FieldTransform:
 
 @dataclass(frozen=True, slots=True)
 class SideTable:
-    """What one side of a `ConfigTable` demands and supplies.
+    """What one side of a `ConfigTable` demands and supplies."""
 
-    *must*: fields that may only have this value; they are checked, not written, and must not appear on the other
-    side. *fill*: values of fields that are missing when this side is the source (dicts are filled one level deep).
-    *add*: fields added when this side is the result and nothing wrote them. *prepare*: run on the source after
-    *fill*; each gives fields to set before the conversion, or raises.
-    """
+    constants: Config = field(default_factory=dict)
+    """Fields that always have this value: *require* and *write* at once."""
+    require: Config = field(default_factory=dict)
+    """Fields that may only have this value. They are checked, not written, and refused on the other side."""
+    defaults: Config = field(default_factory=dict)
+    """Values of missing fields when this side is the source. Nested dicts are filled in one level deep."""
+    write: Config = field(default_factory=dict)
+    """Fields that are added when this side is the result and nothing else wrote them."""
+    normalize: tuple[Convert, ...] = ()
+    """Functions that run on the source after *defaults*; each returns fields to set, or raises."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields, by alias. A field and its alias must agree."""
+    reads: tuple[str, ...] = ()
+    """Further fields that *normalize* and the transforms read."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are left out because they do not change the model's results, each with the reason."""
 
-    must: Config = field(default_factory=dict)
-    fill: Config = field(default_factory=dict)
-    add: Config = field(default_factory=dict)
-    prepare: tuple[Convert, ...] = ()
+    @property
+    def required(self) -> dict[str, Any]:
+        """All fields that are checked."""
+        return {**self.constants, **self.require}
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """All fields that the result has at least."""
+        return {**self.constants, **self.write}
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigTable:
-    """One family's config. *names* maps Hugging Face to Cerebras names of fields that are copied.
+    """One family's config. *renames* maps Hugging Face to Cerebras names of fields that are copied.
 
-    *outside* are fields that the tables treat as part of the Cerebras ``model`` section, but that stand elsewhere in
-    the whole config, at the path given, or nowhere (an empty path).
+    *outside_model* are fields that the tables treat as part of the Cerebras ``model`` section, but that stand
+    elsewhere in the whole config, at the path given, or nowhere (an empty path).
     """
 
-    names: Mapping[str, str]
+    renames: Mapping[str, str]
     hf: SideTable
     cs: SideTable
     transforms: tuple[FieldTransform, ...] = ()
-    outside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outside_model: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def side(self, side: Side) -> SideTable:
         return self.hf if side == "hf" else self.cs
 
+    def renamed(self, frm: Side) -> dict[str, str]:
+        """The names of copied fields on side *frm*, with those of the other side."""
+        return dict(self.renames) if frm == "hf" else {cs: hf for hf, cs in self.renames.items()}
+
     def source(self, model: str, config: Config, frm: Side) -> dict[str, Any]:
-        """*config* as the conversion sees it: defaults filled in, prepared."""
+        """*config* as the conversion sees it: aliases resolved, defaults filled in, normalized."""
         side = self.side(frm)
-        values = filled(config, side.fill)
-        for prepare in side.prepare:
-            values |= _computed(prepare, Fields(model, values), ())
+        values = filled(without_aliases(model, config, side.aliases), side.defaults)
+        for normalize in side.normalize:
+            values |= _computed(normalize, Fields(model, values), ())
         return values
 
     def convert(self, model: str, source: Config, to: Side) -> dict[str, Any]:
         """The other side's config, from a *source* made by `source`."""
         frm: Side = "cs" if to == "hf" else "hf"
         fields = Fields(model, source)
-        _check(fields, self.side(frm).must, self.side(to).must)
-        rename = dict(self.names) if to == "cs" else {cs: hf for hf, cs in self.names.items()}
+        _check(fields, self.side(frm).required, self.side(to).required)
+        renames = self.renamed(frm)
         transforms: dict[str, list[FieldTransform]] = {}
         for transform in self.transforms:
             for name in transform.side(frm):
                 transforms.setdefault(name, []).append(transform)
         result: dict[str, Any] = {}
         done: set[int] = set()
-        for name, value in fields.items():
-            if name in rename:
-                result[rename[name]] = value
+        for name, value in source.items():
+            if name in renames:
+                result[renames[name]] = value
             for transform in transforms.get(name, ()):
                 if id(transform) not in done:
                     done.add(id(transform))
                     result |= _computed(transform.to(to), fields, transform.side(frm))
-        return result | {k: v for k, v in self.side(to).add.items() if k not in result}
+        return result | {k: v for k, v in self.side(to).written.items() if k not in result}
 
 
 WRONG_TYPES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
@@ -131,7 +151,7 @@ WRONG_TYPES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeErr
 
 
 def _computed(convert: Convert, fields: Fields, names: tuple[str, ...]) -> Config:
-    """What *convert* makes of *fields*; `ConfigError` where their types or sizes make no sense together."""
+    """The result of *convert* on *fields*; `ConfigError` where their types or sizes do not fit each other."""
     try:
         return convert(fields)
     except WRONG_TYPES as e:
@@ -139,10 +159,21 @@ def _computed(convert: Convert, fields: Fields, names: tuple[str, ...]) -> Confi
         raise ConfigError(f"{fields.model}: the config makes no sense around {about}: {type(e).__name__}: {e}") from e
 
 
-def bring_in(model: Config, whole: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """The ``model`` section *model* of *whole* with the fields that stand *outside* of it."""
+def without_aliases(model: str, config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
+    """*config* with each field under its own name; `UnsupportedValue` where an alias contradicts it."""
+    values = dict(config)
+    for alias, name in aliases.items():
+        if alias in config:
+            value = values.pop(alias)
+            if values.setdefault(name, value) != value:
+                raise UnsupportedValue(model, alias, value, f"it is another name of {name}, which is {values[name]!r}")
+    return values
+
+
+def bring_in(model: Config, whole: Config, outside_model: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The ``model`` section *model* of *whole* with the fields of *outside_model*."""
     values = dict(model)
-    for name, path in outside.items():
+    for name, path in outside_model.items():
         where: Any = whole
         for part in path:
             where = where.get(part) if isinstance(where, Mapping) else None
@@ -151,10 +182,10 @@ def bring_in(model: Config, whole: Config, outside: Mapping[str, tuple[str, ...]
     return values
 
 
-def put_out(model: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """The whole Cerebras config for a ``model`` section, with the *outside* fields at their places."""
-    whole: dict[str, Any] = {"model": {k: v for k, v in model.items() if k not in outside}}
-    for name, path in outside.items():
+def put_out(model: Config, outside_model: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The whole Cerebras config for a ``model`` section, with the fields of *outside_model* at their places."""
+    whole: dict[str, Any] = {"model": {k: v for k, v in model.items() if k not in outside_model}}
+    for name, path in outside_model.items():
         if path and name in model:
             where = whole
             for part in path[:-1]:
@@ -165,7 +196,7 @@ def put_out(model: Config, outside: Mapping[str, tuple[str, ...]]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Several values that a `SideTable.must` field may have."""
+    """Several values that a `SideTable.require` field may have."""
 
     values: tuple[object, ...]
 
@@ -175,13 +206,17 @@ def one_of(*values: object) -> OneOf:
     return OneOf(values)
 
 
-def _check(fields: Fields, must: Config, other: Config) -> None:
-    for name, wanted in must.items():
-        allowed = wanted.values if isinstance(wanted, OneOf) else (wanted,)
-        if name in fields and fields[name] not in allowed:
-            fields.refuse(name, f"only {' or '.join(map(repr, allowed))} can be converted")
+def allowed(wanted: object) -> tuple[object, ...]:
+    """The values that a required field may have."""
+    return wanted.values if isinstance(wanted, OneOf) else (wanted,)
+
+
+def _check(fields: Fields, require: Config, other: Config) -> None:
+    for name, wanted in require.items():
+        if name in fields and fields[name] not in allowed(wanted):
+            fields.refuse(name, f"only {' or '.join(map(repr, allowed(wanted)))} can be converted")
     for name in other:
-        if name in fields and name not in must:
+        if name in fields and name not in require:
             fields.refuse(name, "this field must not appear in a config of this side")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.conversion.config import ConfigTable
@@ -12,6 +12,11 @@ from ckptfs.conversion.format_names import CURRENT, ModelFormat, Release
 from ckptfs.conversion.rules import Context, Side, Table
 from ckptfs.tensors.tensor import Tensor
 
+Mup: TypeAlias = Literal["fold", "config", "refuse", "own"]
+"""muP is folded into the weights, refused, or a feature of the Hugging Face model itself (``own``).
+
+``config``: a config alone loses its muP fields, as with the converter, but a checkpoint is refused.
+"""
 AddMissing: TypeAlias = Callable[[Context, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
@@ -25,29 +30,26 @@ def nothing_more(context: Context, tensors: Mapping[str, Tensor]) -> Mapping[str
     return {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One model name. *dims* gives the numbers that ops need, from a filled Cerebras ``model`` section."""
+    """One model name. *sizes* gives the numbers that ops need, from a filled Cerebras ``model`` section."""
 
     name: str
     table: Table
     config: ConfigTable
-    dims: Callable[[str, Mapping[str, Any]], dict[str, int]]
+    sizes: Callable[[str, Mapping[str, Any]], dict[str, int]]
     cs_name: str
     """``model.name`` in Cerebras configs from release 2.4 on."""
     hf_type: str
     """``model_type`` in ``config.json``."""
     architecture: str
     """The transformers class that loads the result."""
+    mup: Mup
+    """What happens to muP. It has no default, so that every model says it: see `Mup` and `derived`."""
     since: Release = (2, 1)
     until: Release = CURRENT
     variant: str = ""
     """The variant of the Cerebras formats, such as ``dpo``; empty for the usual layout."""
-    mup: Literal["fold", "config", "refuse", "own"] = "refuse"
-    """Whether muP is folded into the weights, refused, or a feature of the Hugging Face model itself.
-
-    ``config``: a config alone loses its muP fields, as with the converter, but a checkpoint is refused.
-    """
     mup_since: Release = (0, 0)
     """First release whose muP checkpoints can be folded."""
     mup_rules: Rules = DECODER
@@ -84,6 +86,10 @@ class Family:
     """Fields that tell its Cerebras configs from those of another model under the same *cs_name*."""
     hf_side: bool = True
     """Whether there is a Hugging Face model; without one, a family is known between Cerebras releases only."""
+
+    def derived(self, *, name: str, mup: Mup, **changes: Any) -> Family:
+        """Another model that is like this one but for *changes*."""
+        return replace(self, name=name, mup=mup, **changes)
 
     def covers(self, cerebras: ModelFormat) -> bool:
         """Whether this layout is the one of that Cerebras format."""

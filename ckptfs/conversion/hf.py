@@ -1,4 +1,4 @@
-"""From a checkpoint and a family to the same checkpoint in another format: `make_view`.
+"""Between Hugging Face and the Cerebras formats that a family's tables hold for: `between_hf`, `config_between_hf`.
 
 Reads no tensor data.
 """
@@ -6,12 +6,13 @@ Reads no tensor data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfs.conversion.apply import convert_tensors
 from ckptfs.conversion.components import by_component, flat, in_one, nest, parts
-from ckptfs.conversion.config import bring_in, filled, put_out
+from ckptfs.conversion.config import ConfigTable, bring_in, filled, put_out
+from ckptfs.conversion.conversion import Conversion
+from ckptfs.conversion.explain import FieldUse, check_common, explain, unknown_fields
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding import lora, mup
 from ckptfs.conversion.format_names import CURRENT, HF, ModelFormat
@@ -23,33 +24,7 @@ from ckptfs.tensors.elementwise import FLOATS, elementwise
 from ckptfs.tensors.tensor import Tensor, n_elements
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A checkpoint as another format shows it."""
-
-    model: str
-    src: str
-    tgt: str
-    tensors: Mapping[str, Tensor]
-    config: Mapping[str, Any]
-    """``config.json`` for hf (by component, where there are several); ``{"model": {…}}`` for a Cerebras release."""
-    dropped: tuple[str, ...] = ()
-    """Source keys that have no place in the target."""
-    made: tuple[str, ...] = ()
-    """Target keys that no source key stands for."""
-    warnings: tuple[str, ...] = ()
-    """What a user should know about the result, one line each."""
-    state: Source | None = None
-    """The whole checkpoint, of which *tensors* are the model's; None where the model is all there is."""
-    components: tuple[str, ...] = ()
-    """The folders of a Hugging Face side that is several models; their keys are ``folder/key``."""
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """JSON files that belong to the result beside configs, by path."""
-    paths: tuple[str, ...] = ()
-    """Fields of *config* (``folder/field``) that say where another component lies: its name, until that is known."""
-
-
-def make_view(
+def between_hf(
     source: Source,
     family: Family,
     config: Mapping[str, Any],
@@ -57,7 +32,7 @@ def make_view(
     tgt: ModelFormat,
     *,
     drop_unmatched: bool = False,
-) -> View:
+) -> Conversion:
     """*source* as *tgt*. *config* is the whole source config (``config.json``, or the trainer's YAML).
 
     Raises `NoPath`, `ConfigError`, `UnmatchedKeys`, `MissingKeys` or `ShapeError`.
@@ -68,7 +43,9 @@ def make_view(
     return _to_cs(source, family, config, tgt, drop_unmatched)
 
 
-def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: ModelFormat, drop_unmatched: bool) -> View:
+def _to_hf(
+    source: Source, family: Family, config: Mapping[str, Any], src: ModelFormat, drop_unmatched: bool
+) -> Conversion:
     config, held, warnings = without_lora(family.name, config, model_state(source))
     model, how = _unfolded(family, config, src)
     if how and family.mup == "config":
@@ -77,15 +54,16 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Model
     state = {_strip(k, family): t for k, t in held.items()}
     if how:
         state = mup.fold_tensors(family.name, family.mup_rules, model, how, state)
-    context = Context(family.name, family.dims(family.name, cs), _flat_hf(family, hf), cs)
+    context = Context(family.name, family.sizes(family.name, cs), _flat_hf(family, hf), cs)
     _refuse_gaps(family, source, "cs", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
+    warnings = (*warnings, *unknown_fields(family.name, *_source_fields(family, config, src), "cs"))
     if _sideband(config):
         tensors = {k: elementwise(t, ("nan_to", 0.0)) for k, t in tensors.items()}
     folders = by_component(family.name, tensors, family.components)
     for folder, held in folders.items():
         (hf[folder] if folder else hf).setdefault("torch_dtype", _main_dtype(held.values()))
-    return View(
+    return Conversion(
         *(family.name, src.name, "hf", in_one(folders), hf, dropped, made, warnings),
         components=family.components,
         files=family.files(hf),
@@ -93,19 +71,55 @@ def _to_hf(source: Source, family: Family, config: Mapping[str, Any], src: Model
     )
 
 
-def _to_cs(source: Source, family: Family, config: Mapping[str, Any], tgt: ModelFormat, drop_unmatched: bool) -> View:
+def _to_cs(
+    source: Source, family: Family, config: Mapping[str, Any], tgt: ModelFormat, drop_unmatched: bool
+) -> Conversion:
     whole = cs_config(family, config, tgt)
-    config = _flat_hf(family, config)
-    hf = family.hf_config(config).source(family.name, config, "hf")
-    cs = filled(flat(whole["model"], family.sections), family.config.cs.fill)
-    context = Context(family.name, family.dims(family.name, cs), hf, cs)
+    table, config = _source_fields(family, config, HF)
+    hf = table.source(family.name, config, "hf")
+    cs = filled(flat(whole["model"], family.sections), family.config.cs.defaults)
+    context = Context(family.name, family.sizes(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
     tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
     more = family.add_missing(context, tensors)
-    return View(
+    return Conversion(
         *(family.name, "hf", tgt.name, {**tensors, **more}, whole, dropped, (*made, *more)),
+        warnings=unknown_fields(family.name, table, config, "hf"),
         components=family.components,
     )
+
+
+def config_between_hf(
+    family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The whole *config* in the other format, and warnings about unknown fields. Errors as `between_hf`'s."""
+    family = resolved(family, config, src, tgt)
+    made = hf_config(family, config, src)[0] if tgt == HF else cs_config(family, config, tgt)
+    frm: Side = "hf" if src == HF else "cs"
+    return made, unknown_fields(family.name, *_source_fields(family, config, src), frm)
+
+
+def explain_config(family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat) -> list[FieldUse]:
+    """What happens to each field of *config* between hf and the Cerebras format that the family's tables hold for."""
+    family = resolved(family, config, src, tgt)
+    table, fields = _source_fields(family, config, src)
+    if src == HF:
+        return explain(table, fields, "hf")
+    folded = [
+        FieldUse(name, "transformed", "muP, folded into the weights")
+        for name in _model(family, config)
+        if name not in fields
+    ]
+    return [*explain(table, fields, "cs"), *folded]
+
+
+def _source_fields(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[ConfigTable, dict[str, Any]]:
+    """The table for a whole source config, and the fields that it sees, flat; see `flat`."""
+    if src != HF:
+        model, how = _unfolded(family, config, src)
+        return family.config, mup.fold_config(family.name, family.mup_rules, model, how) if how else model
+    fields = _flat_hf(family, config)
+    return family.hf_config(fields), fields
 
 
 def hf_config(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,11 +127,9 @@ def hf_config(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tu
 
     muP fields are taken out first, or refused.
     """
-    model, how = _unfolded(family, config, src)
-    if how:
-        model = mup.fold_config(family.name, family.mup_rules, model, how)
-    cs = family.config.source(family.name, model, "cs")
-    hf = family.config.convert(family.name, cs, "hf")
+    table, model = _source_fields(family, config, src)
+    cs = table.source(family.name, model, "cs")
+    hf = table.convert(family.name, cs, "hf")
     for prefix in family.prefixes():
         _half_precision_to_hf(config, hf, prefix)
         hf.setdefault(f"{prefix}architectures", [family.architecture])
@@ -126,12 +138,17 @@ def hf_config(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tu
 
 def _unfolded(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[dict[str, Any], mup.Style | None]:
     """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
-    model = bring_in(flat(model_section(config), family.sections), config, family.config.outside)
+    model = _model(family, config)
     styles = [mup.style(family.name, part) for part in parts(model, family.sections) if family.mup != "own"]
     how = next((style for style in styles if style), None)
     if how and (family.mup == "refuse" or (src.release or CURRENT) < family.mup_since):
         raise _no_mup(family)
     return model, how
+
+
+def _model(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``model`` section of a whole Cerebras config, flat, with what stands outside of it."""
+    return bring_in(flat(model_section(config), family.sections), config, family.config.outside_model)
 
 
 def _no_mup(family: Family) -> ConfigError:
@@ -171,15 +188,15 @@ def without_lora(
 def cs_config(family: Family, config: Mapping[str, Any], tgt: ModelFormat) -> dict[str, Any]:
     """The whole Cerebras config of release *tgt* for a ``config.json``."""
     assert tgt.release is not None
-    config = _flat_hf(family, config)
-    table = family.hf_config(config)
+    table, config = _source_fields(family, config, HF)
+    check_common(family.name, table, config, "hf")
     cs = table.convert(family.name, table.source(family.name, config, "hf"), "cs")
     halves = [config[f"{prefix}use_bfloat16"] for prefix in family.prefixes() if f"{prefix}use_bfloat16" in config]
     if tgt.release >= (2, 4) or family.newest_config:
         cs |= {"name": family.cs_name} if family.writes_name and "name" not in cs else {}
     elif (2, 1) <= tgt.release <= (2, 3) and halves:
         cs.setdefault("fp16_type", "bfloat16" if any(halves) else "float16")
-    return put_out(nest(cs), table.outside)
+    return put_out(nest(cs), table.outside_model)
 
 
 def resolved(family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat) -> Family:

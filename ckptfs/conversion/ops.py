@@ -2,7 +2,7 @@
 
 An op takes the tensors of a rule's Hugging Face side (a list; most rules have one) and gives those of its Cerebras
 side. `inverse` is the op that goes back. Ops move elements only, unless their docstring says otherwise. Numbers
-such as head counts come from *dims*, which a family computes once from the Cerebras config.
+such as head counts come from *sizes*, which a family computes once from the Cerebras config.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ckptfs.tensors.views import (
     rope_pairs,
 )
 
-Dims: TypeAlias = Mapping[str, int]
+Sizes: TypeAlias = Mapping[str, int]
 
 
 class Op(Protocol):
@@ -39,7 +39,7 @@ class Op(Protocol):
 
     def inverse(self) -> Op: ...
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]: ...
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,22 @@ class Transpose:
     def inverse(self) -> Op:
         return self
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         return [Transposed(x) if len(x.shape) == 2 else x for x in xs]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut one tensor by rows into parts whose sizes relate as *ratio* (dims names or numbers); inverse: `Concat`."""
+    """Cut one tensor by rows into parts whose sizes relate as *ratio* (sizes names or numbers); inverse: `Concat`."""
 
     ratio: tuple[str | int, ...]
 
     def inverse(self) -> Op:
         return Concat(self.ratio)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         (x,) = xs
-        shares = [dims[r] if isinstance(r, str) else r for r in self.ratio]
+        shares = [sizes[r] if isinstance(r, str) else r for r in self.ratio]
         if not x.shape or x.shape[0] % sum(shares):
             raise ShapeError("packed tensor", x.shape, f"its rows must divide into {sum(shares)} equal shares")
         unit, start, parts = x.shape[0] // sum(shares), 0, []
@@ -83,7 +83,7 @@ class Concat:
     def inverse(self) -> Op:
         return Split(self.ratio)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         first = xs[0]
         for x in xs:
             if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype or not x.shape:
@@ -94,28 +94,28 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class PermuteRows:
-    """Reorder the rows of each tensor. *order* gives ``cs = hf[order]`` from dims and the number of rows."""
+    """Reorder the rows of each tensor. *order* gives ``cs = hf[order]`` from sizes and the number of rows."""
 
-    order: Callable[[Dims, int], Order]
+    order: Callable[[Sizes, int], Order]
     back: bool = False
 
     def inverse(self) -> Op:
         return PermuteRows(self.order, not self.back)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
-        return [self._reorder(x, dims) for x in xs]
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
+        return [self._reorder(x, sizes) for x in xs]
 
-    def _reorder(self, x: Tensor, dims: Dims) -> Tensor:
+    def _reorder(self, x: Tensor, sizes: Sizes) -> Tensor:
         rows = x.shape[0] if x.shape else 1
-        return PermutedRows(x, *_order_and_block(self.order, tuple(dims.items()), rows, self.back))
+        return PermutedRows(x, *_order_and_block(self.order, tuple(sizes.items()), rows, self.back))
 
 
 @lru_cache(maxsize=64)
 def _order_and_block(
-    order: Callable[[Dims, int], Order], dims: tuple[tuple[str, int], ...], rows: int, back: bool
+    order: Callable[[Sizes, int], Order], sizes: tuple[tuple[str, int], ...], rows: int, back: bool
 ) -> tuple[Order, int]:
     """The same for all layers of a model, and dear to find: a third of the planning of a large model."""
-    found = order(dict(dims), rows)
+    found = order(dict(sizes), rows)
     if back:
         found = inverse(found)
     found.flags.writeable = False
@@ -131,7 +131,7 @@ class RollRows:
     def inverse(self) -> Op:
         return RollRows(not self.back)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         return [self._moved(x) for x in xs]
 
     def _moved(self, x: Tensor) -> Tensor:
@@ -151,8 +151,8 @@ class Each:
     def inverse(self) -> Op:
         return Each(tuple(op and op.inverse() for op in self.ops))
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
-        return [op.apply([x], dims)[0] if op else x for op, x in zip(self.ops, xs, strict=True)]
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
+        return [op.apply([x], sizes)[0] if op else x for op, x in zip(self.ops, xs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Reorder:
     def inverse(self) -> Op:
         return Reorder(tuple(self.order.index(i) for i in range(len(self.order))))
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         return [xs[i] for i in self.order]
 
 
@@ -175,7 +175,7 @@ class Stack:
     def inverse(self) -> Op:
         return Unstack()
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         first = xs[0].shape
         for x in xs:
             if x.shape != first or len(first) != 2:
@@ -190,7 +190,7 @@ class Unstack:
     def inverse(self) -> Op:
         return Stack()
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         (x,) = xs
         if len(x.shape) != 3:
             raise ShapeError("stacked tensor", x.shape, "it must have three axes (out, n, in)")
@@ -200,14 +200,14 @@ class Unstack:
 
 @dataclass(frozen=True, slots=True)
 class TakeFirst:
-    """The first of several copies of one tensor; inverse: `Repeat`, as many as dims has under *n*."""
+    """The first of several copies of one tensor; inverse: `Repeat`, as many as sizes has under *n*."""
 
     n: str
 
     def inverse(self) -> Op:
         return Repeat(self.n)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         return xs[:1]
 
 
@@ -220,8 +220,8 @@ class Repeat:
     def inverse(self) -> Op:
         return TakeFirst(self.n)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
-        return xs * dims[self.n]
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
+        return xs * sizes[self.n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Reshape:
     def inverse(self) -> Op:
         return Reshape(self.hf_ones, not self.back)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         ones = (1,) * self.hf_ones
         if self.back:
             return [Reshaped(x, ones + x.shape) for x in xs]
@@ -248,7 +248,7 @@ class Reshape:
 class ConvToLinear:
     """A convolution's kernel (out, channels, side, side) <-> a matrix (out, side * side * channels), channels last.
 
-    *channels* and *side* are dims names.
+    *channels* and *side* are sizes names.
     """
 
     channels: str
@@ -258,8 +258,8 @@ class ConvToLinear:
     def inverse(self) -> Op:
         return ConvToLinear(self.channels, self.side, not self.back)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
-        n, side = dims[self.channels], dims[self.side]
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
+        n, side = sizes[self.channels], sizes[self.side]
         kernel, row = (n, side, side), (side * side * n,)
         given, wanted = (row, kernel) if self.back else (kernel, row)
         inner, axes = ((side, side, n), (3, 1, 2)) if self.back else (kernel, (2, 3, 1))
@@ -278,16 +278,16 @@ class AddScalar:
     def inverse(self) -> Op:
         return AddScalar(-self.number)
 
-    def apply(self, xs: list[Tensor], dims: Dims) -> list[Tensor]:
+    def apply(self, xs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         return [elementwise(x, ("add", self.number)) for x in xs]
 
 
 def permute_for_rope(heads: str | int) -> Op:
-    """Half-split rotary rows <-> interleaved pairs, for *heads* heads (a dims name or a number)."""
+    """Half-split rotary rows <-> interleaved pairs, for *heads* heads (a sizes name or a number)."""
 
-    def order(dims: Dims, n_rows: int) -> Order:
-        n = dims[heads] if isinstance(heads, str) else heads
-        rotary = dims["rotary"]
+    def order(sizes: Sizes, n_rows: int) -> Order:
+        n = sizes[heads] if isinstance(heads, str) else heads
+        rotary = sizes["rotary"]
         if n_rows % n or rotary % 2 or n_rows // n < rotary:
             want = f"its rows must be {n} heads of at least {rotary} (an even number of) rotary rows"
             raise ShapeError("rotary projection", (n_rows,), want)
@@ -299,9 +299,9 @@ def permute_for_rope(heads: str | int) -> Op:
 def ungroup_heads(groups: str | int, parts: tuple[str | int, ...]) -> Op:
     """Rows packed head by head (or group by group) <-> rows packed part by part; see `heads_to_parts`."""
 
-    def order(dims: Dims, n_rows: int) -> Order:
-        shares = tuple(dims[p] if isinstance(p, str) else p for p in parts)
-        n = dims[groups] if isinstance(groups, str) else groups
+    def order(sizes: Sizes, n_rows: int) -> Order:
+        shares = tuple(sizes[p] if isinstance(p, str) else p for p in parts)
+        n = sizes[groups] if isinstance(groups, str) else groups
         if n_rows % (n * sum(shares)):
             raise ShapeError("packed projection", (n_rows,), f"its rows must divide by {n} x {sum(shares)} heads")
         return heads_to_parts(n, shares, n_rows // (n * sum(shares)))

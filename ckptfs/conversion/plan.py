@@ -1,8 +1,8 @@
 """From any format of a model to any other: `make_view` and `config_as`.
 
-Hugging Face and Cerebras are connected by a family's tables (`plan`), the Cerebras releases among each other by steps
-(`upgrades`). Where the tables do not hold for a release, the way leads through the nearest one that they hold for.
-What leads from release to release is only imported where it is needed: most mounts start without.
+A family's tables connect Hugging Face and Cerebras (`hf`); steps connect the Cerebras releases among each other
+(`releases`). Where the tables do not hold for a release, the conversion goes through the nearest one that they hold
+for. The code for steps between releases is imported only when it is needed: most mounts start without it.
 Reads no tensor data.
 """
 
@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfs.conversion import hf
+from ckptfs.conversion.conversion import Conversion
+from ckptfs.conversion.explain import FieldUse
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.format_names import CURRENT, HF, ModelFormat
-from ckptfs.conversion.hf import View
-from ckptfs.errors import NoPath
+from ckptfs.errors import NoPath, UsageError
 from ckptfs.formats.source import Item, Source
 
 
@@ -29,7 +30,7 @@ def make_view(
     *,
     dataloader: Mapping[str, Any] | None = None,
     drop_unmatched: bool = False,
-) -> View:
+) -> Conversion:
     """*source* as *tgt*; *config* is its whole config (``config.json``, or the trainer's YAML).
 
     Between Cerebras releases the view has a `state`: everything that the checkpoint holds, with *dataloader* (the
@@ -42,7 +43,7 @@ def make_view(
 
     done = convert.upgraded(source, family, config, src, tgt, dataloader=dataloader, drop_unmatched=drop_unmatched)
     tensors = hf.model_state(done.source)
-    return View(family.name, src.name, tgt.name, tensors, done.config, warnings=done.warnings, state=done.source)
+    return Conversion(family.name, src.name, tgt.name, tensors, done.config, warnings=done.warnings, state=done.source)
 
 
 def config_as(
@@ -57,25 +58,46 @@ def config_as(
     near = _near(family, src, tgt)
     if tgt == HF:
         config = config if near == src else convert.config_as(family, config, src, near, warnings)
-        return hf.hf_config(hf.resolved(family, config, near, HF), config, near)[0]
-    made = hf.cs_config(hf.resolved(family, config, HF, near), config, near)
+        made, unknown = hf.config_between_hf(family, config, near, HF)
+        warnings += unknown
+        return made
+    made, unknown = hf.config_between_hf(family, config, HF, near)
+    warnings += unknown
     return made if near == tgt else convert.config_as(family, made, near, tgt, warnings)
+
+
+def explain_config(
+    family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat
+) -> tuple[list[FieldUse], ModelFormat]:
+    """What happens to each field of the whole *config* between hf and the Cerebras format nearest to the other one.
+
+    Returns that format, too. `UsageError` between Cerebras releases, where fields change step by step.
+    """
+    from ckptfs.conversion.releases import convert
+
+    if HF not in (src, tgt):
+        raise UsageError("--explain shows the tables between hf and a Cerebras release; name hf as one of the formats")
+    near = _near(family, src, tgt)
+    if tgt == HF:
+        config = config if near == src else convert.config_as(family, config, src, near, [])
+        return hf.explain_config(family, config, near, HF), near
+    return hf.explain_config(family, config, HF, near), near
 
 
 def _with_hf(
     source: Source, family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat, drop_unmatched: bool
-) -> View:
+) -> Conversion:
     near = _near(family, src, tgt)
     if near in (src, tgt):
-        return hf.make_view(source, family, config, src, tgt, drop_unmatched=drop_unmatched)
+        return hf.between_hf(source, family, config, src, tgt, drop_unmatched=drop_unmatched)
     from ckptfs.conversion.releases import convert
 
     if tgt == HF:
         model = _model_only(source, hf.model_items(source))
         done = convert.upgraded(model, family, config, src, near, note=False, drop_unmatched=drop_unmatched)
-        view = hf.make_view(done.source, family, done.config, near, HF, drop_unmatched=drop_unmatched)
+        view = hf.between_hf(done.source, family, done.config, near, HF, drop_unmatched=drop_unmatched)
         return replace(view, src=src.name, warnings=(*done.warnings, *view.warnings))
-    view = hf.make_view(source, family, config, HF, near, drop_unmatched=drop_unmatched)
+    view = hf.between_hf(source, family, config, HF, near, drop_unmatched=drop_unmatched)
     made = {key: Item(key, "tensor", tensor=tensor) for key, tensor in view.tensors.items()}
     done = convert.upgraded(_model_only(source, made), family, view.config, near, tgt, note=False)
     warnings = (*view.warnings, *done.warnings)

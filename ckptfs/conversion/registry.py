@@ -154,11 +154,14 @@ def describe(name: str) -> dict[str, Any]:
         "notes": f.notes,
         "tensors": list(_rules(f)),
         "config": {
-            "names": dict(f.config.names),
-            "computed": [{"hf": list(transform.hf), "cs": list(transform.cs)} for transform in f.config.transforms],
-            **{side: {p: _plain(getattr(f.config.side(side), p)) for p in ("must", "fill", "add")} for side in SIDES},
+            "renames": dict(f.config.renames),
+            "transforms": [{"hf": list(transform.hf), "cs": list(transform.cs)} for transform in f.config.transforms],
+            **{side: {p: _plain(getattr(f.config.side(side), p)) for p in PARTS} for side in SIDES},
         },
     }
+
+
+PARTS = ("required", "defaults", "written", "aliases", "ignored")
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

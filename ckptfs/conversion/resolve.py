@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfs.conversion import hf, registry
-from ckptfs.conversion import plan as conversion
+from ckptfs.conversion import plan, registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.format_names import HF, ModelFormat, parse_format
 from ckptfs.conversion.sections import model_section
@@ -37,7 +37,7 @@ def prepare(
     src_fmt: str | None = None,
     tgt_fmt: str | None = None,
     drop_unmatched_keys: bool = False,
-) -> tuple[hf.View | None, str | None]:
+) -> tuple[Conversion | None, str | None]:
     """The view a mount shows, or None and the reason why there is none.
 
     A model or config that cannot be converted is a reason; a name or file that does not exist is an error, and so is a
@@ -80,7 +80,7 @@ def plan_view(
     config: PathLike | Mapping[str, Any] | None = None,
     src_fmt: str | None = None,
     drop: bool = False,
-) -> hf.View:
+) -> Conversion:
     """Settle formats, family and config, and plan the view."""
     last = source.metadata[-1] if source.metadata else {}
     tgt = parse_format(tgt_fmt)
@@ -94,7 +94,7 @@ def plan_view(
     for family in _families(model, values, last, cerebras):
         try:
             src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-            return conversion.make_view(source, family, values, src, tgt, dataloader=inputs, drop_unmatched=drop)
+            return plan.make_view(source, family, values, src, tgt, dataloader=inputs, drop_unmatched=drop)
         except (MappingError, ShapeError) as e:  # a headless or another variant may fit; a config would not change
             problems.append(e)
     raise problems[0]
@@ -123,16 +123,16 @@ def config_view(
     *,
     model: str | None = None,
     warnings: list[str] | None = None,
-) -> hf.View:
+) -> Conversion:
     """The view that `view` would plan, without its tensors; as `convert_config`."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-    made = conversion.config_as(family, config, src, tgt, warnings=warnings)
+    made = plan.config_as(family, config, src, tgt, warnings=warnings)
     if tgt != HF:
-        return hf.View(family.name, src.name, tgt.name, {}, made)
+        return Conversion(family.name, src.name, tgt.name, {}, made)
     files = family.files(made)
-    return hf.View(
+    return Conversion(
         *(family.name, src.name, tgt.name, {}, made), components=family.components, files=files, paths=family.paths
     )
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.conversion.keys import Fields, Template, blank
-from ckptfs.conversion.ops import Dims, Op
+from ckptfs.conversion.ops import Op, Sizes
 from ckptfs.tensors.tensor import Tensor
 
 Side: TypeAlias = Literal["hf", "cs"]
@@ -26,7 +26,7 @@ class Context:
     """What a table may know about the model: numbers, and the two configs (``model`` section of the Cerebras one)."""
 
     model: str
-    dims: Dims
+    sizes: Sizes
     hf: Mapping[str, Any]
     cs: Mapping[str, Any]
     keys: Collection[str] = ()
@@ -38,7 +38,9 @@ Make: TypeAlias = Callable[[Context, Tensor], Tensor | None]
 When: TypeAlias = Callable[[Context], bool]
 Choice: TypeAlias = Callable[[Context, Fields], int]
 """Which of a tensor's Hugging Face names is written: 0 for the rule's own, then the others in their order."""
-There: TypeAlias = Literal["", "keep", "replace"]
+IfPresent: TypeAlias = Literal["", "keep", "replace"]
+BESIDE, AT_END = 0, 1
+"""Positions of an `Extra`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,17 @@ class Second:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A key that only one side has. *last*: 0 stands behind its rule's keys, 1 at the end, 2 behind these, and so on.
+    """A key that only one side has. *position*: `BESIDE` its rule's keys, `AT_END`, 2 behind these, and so on.
 
-    *there* is for keys that other rules may write too: keep what they wrote, or replace it in its place. Such an
-    extra has no claim on the key when it is read, and stands at the end where nobody else wrote it. *of* is the number
+    *if_present* is for keys that other rules may write too: keep what they wrote, or replace it in its place. Such an
+    extra has no claim on the key when it is read, and goes to the end where no other rule wrote it. *of* is the number
     of the rule's tensor that it is made from.
     """
 
     template: Template
     make: Make
-    last: int = 0
-    there: There = ""
+    position: int = BESIDE
+    if_present: IfPresent = ""
     of: int = 0
 
 
@@ -204,7 +206,7 @@ def _claims_of(rule: Rule, side: Side) -> Iterable[Claim]:
     for index, template in enumerate(rule.also(side)):
         yield Claim(rule, template, index % max(1, len(rule.side(side))))
     for extra in rule.makes(side):
-        if not extra.there:
+        if not extra.if_present:
             yield Claim(rule, extra.template, None, extra.make.when if isinstance(extra.make, Second) else None)
 
 
@@ -272,14 +274,14 @@ def cs_only(*keys: str) -> list[Rule]:
     return [Rule((), (Template(key),)) for key in keys]
 
 
-def with_cs_extra(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
+def with_cs_extra(rule: Rule, makes: Mapping[str, Make], *, position: int = BESIDE, if_present: IfPresent = "") -> Rule:
     """*rule*, which besides its own keys writes these on the Cerebras side (and drops them when they are met there)."""
-    return replace(rule, cs_extra=rule.cs_extra + _makes(makes, last, there))
+    return replace(rule, cs_extra=rule.cs_extra + _makes(makes, position, if_present))
 
 
-def with_hf_extra(rule: Rule, makes: Mapping[str, Make], *, last: bool = False, there: There = "") -> Rule:
+def with_hf_extra(rule: Rule, makes: Mapping[str, Make], *, position: int = BESIDE, if_present: IfPresent = "") -> Rule:
     """*rule*, which besides its own keys writes these on the Hugging Face side (and drops them there)."""
-    return replace(rule, hf_extra=rule.hf_extra + _makes(makes, last, there))
+    return replace(rule, hf_extra=rule.hf_extra + _makes(makes, position, if_present))
 
 
 def only_when(when: When, *rules: Rule) -> list[Rule]:
@@ -311,5 +313,5 @@ def _all(texts: Iterable[str]) -> tuple[Template, ...]:
     return tuple(Template(text) for text in texts)
 
 
-def _makes(makes: Mapping[str, Make], last: bool, there: There) -> tuple[Extra, ...]:
-    return tuple(Extra(Template(text), make, last, there) for text, make in makes.items())
+def _makes(makes: Mapping[str, Make], position: int, if_present: IfPresent) -> tuple[Extra, ...]:
+    return tuple(Extra(Template(text), make, position, if_present) for text, make in makes.items())

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ckptfs.conversion.hf import View
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.errors import UsageError, WriteError
 from ckptfs.formats.cerebras.lz4_writer import write_lz4
 from ckptfs.formats.cerebras.state import State
@@ -26,7 +26,6 @@ from ckptfs.tensors.tensor import nbytes as tensor_nbytes
 from ckptfs.tools.write import new_file, write_file
 from ckptfs.vfs.cerebras import checkpoint_file, model_state, params_file, release_of, state_of
 from ckptfs.vfs.components import parts_of
-from ckptfs.vfs.hf import View as HfView
 from ckptfs.vfs.hf import json_files
 
 Progress = Callable[[int], object]
@@ -70,7 +69,7 @@ def config_stem(path: str) -> str:
 
 
 def outputs(
-    view: View,
+    view: Conversion,
     checkpoint: str,
     config: str | None,
     *,
@@ -99,7 +98,7 @@ def outputs(
     }
 
 
-def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str, ExtentFile]:
+def hf_outputs(view: Conversion, *, shard_bytes: int, safetensors: bool) -> dict[str, ExtentFile]:
     """Numbered shards with their index, also when there is only one, and the config."""
     if safetensors:
         return {**hf_files(view.tensors, shard_bytes, numbering="always"), **_configs(view)}
@@ -108,12 +107,12 @@ def hf_outputs(view: HfView, *, shard_bytes: int, safetensors: bool) -> dict[str
     return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **_configs(view)}
 
 
-def _configs(view: HfView) -> dict[str, ExtentFile]:
+def _configs(view: Conversion) -> dict[str, ExtentFile]:
     """``config.json``, and the JSON files that belong to it."""
     return json_files({**view.files, "config.json": view.config})
 
 
-def config_output(view: View, path: str, *, folder: str = "") -> dict[str, Written | dict[str, ExtentFile]]:
+def config_output(view: Conversion, path: str, *, folder: str = "") -> dict[str, Written | dict[str, ExtentFile]]:
     """The file of a converted config: JSON for hf, YAML for a Cerebras release; for components, folders of them.
 
     *view* may be without tensors, *path* is the source config's, *folder* is as in `outputs`.

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View
 from ckptfs.formats.cerebras.state import State, state_tree
 from ckptfs.formats.cerebras.writer import mdl_file
 from ckptfs.formats.extents import ExtentFile, text_file
@@ -16,7 +16,7 @@ from ckptfs.tensors.tensor import Tensor
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
 
-def cs_folder(view: View) -> Folder:
+def cs_folder(view: Conversion) -> Folder:
     """``checkpoint.mdl`` with all that *view* has, and its config as ``params.yaml``."""
 
     def make() -> dict[str, Entry]:
@@ -28,12 +28,12 @@ def cs_folder(view: View) -> Folder:
     return Folder(make)
 
 
-def checkpoint_file(view: View) -> ExtentFile:
+def checkpoint_file(view: Conversion) -> ExtentFile:
     """The Cerebras checkpoint of *view*."""
     return mdl_file(state_of(view), release=release_of(view.tgt))
 
 
-def state_of(view: View) -> State:
+def state_of(view: Conversion) -> State:
     """The whole state dict of *view*; with nothing but a ``model`` state where the view has no other."""
     if view.state is None or view.state.tree is None:
         return model_state(view.tensors)

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 from ckptfs.conversion.components import within
-from ckptfs.tensors.tensor import Tensor
-from ckptfs.vfs.hf import View
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One model of a view of several; a `View` too."""
-
-    model: str
-    tgt: str
-    tensors: Mapping[str, Tensor]
-    config: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    components: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-
-
-def parts_of(view: View, where: str = "") -> dict[str, Part]:
+def parts_of(view: Conversion, where: str = "") -> dict[str, Conversion]:
     """The components of *view* by folder, which lie in the folder *where* (an empty text where that is not known)."""
     configs = {name: dict(view.config[name]) for name in view.components}
     for path in view.paths:
         folder, _, name = path.partition("/")
         configs[folder][name] = os.path.join(where, configs[folder][name])
     return {
-        name: Part(
-            *(view.model, view.tgt, within(view.tensors, f"{name}/"), configs[name]),
+        name: replace(
+            view,
+            tensors=within(view.tensors, f"{name}/"),
+            config=configs[name],
             files=within(view.files, f"{name}/"),
+            components=(),
+            paths=(),
         )
         for name in view.components
     }
 
 
 def model_folder(
-    view: View,
-    one: Callable[[View, Mapping[str, Entry]], Folder],
+    view: Conversion,
+    one: Callable[[Conversion, Mapping[str, Entry]], Folder],
     *,
     where: str = "",
     extra: Mapping[str, Entry] | None = None,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from ckptfs.conversion.hf import View, model_state
+from ckptfs.conversion.conversion import Conversion
+from ckptfs.conversion.hf import model_state
 from ckptfs.conversion.resolve import recorded_family
 from ckptfs.errors import SourceError
 from ckptfs.formats.source import Container, Item, Source
@@ -17,7 +18,7 @@ from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
 STEP_KEY = "global_step"
 
 
-def facts(source: Source, view: View | None = None) -> dict[str, Any]:
+def facts(source: Source, view: Conversion | None = None) -> dict[str, Any]:
     """What is known about *source* before any tensor is read, ready for JSON.
 
     Parameters are the elements of the tensors of the ``model`` state, or of all tensors where there is no such

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.formats.huggingface import index_file, named_shards
 from ckptfs.formats.nested import model_state, nested_state
 from ckptfs.formats.source import Source
 from ckptfs.formats.torch.writer import torch_file
-from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, View, config_files, json_files
+from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, config_files, json_files
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
 STEM = "pytorch_model"
@@ -27,7 +28,7 @@ def torch_folder(source: Source) -> Folder:
 
 
 def hf_bin_folder(
-    view: View, *, shard_bytes: int = DEFAULT_SHARD_BYTES, extra: Mapping[str, Entry] | None = None
+    view: Conversion, *, shard_bytes: int = DEFAULT_SHARD_BYTES, extra: Mapping[str, Entry] | None = None
 ) -> Folder:
     """As `hf.hf_folder`, with the weights in ``pytorch_model.bin`` or its shards and their index."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ckptfs.conversion.hf import View
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.formats.extents import json_file, text_file
 from ckptfs.formats.source import Source
 from ckptfs.vfs.cerebras import cs_folder
@@ -26,7 +26,7 @@ class Subject:
     """What is mounted, and how."""
 
     source: Source
-    view: View | None
+    view: Conversion | None
     """The checkpoint in another format; None where it cannot be converted."""
     about: Mapping[str, Any]
     """The `facts` of the source, with the warnings of *view*."""
@@ -124,7 +124,7 @@ VIEWS: tuple[ViewSpec, ...] = (
 
 def build(
     source: Source,
-    view: View | None = None,
+    view: Conversion | None = None,
     *,
     reason: str | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,

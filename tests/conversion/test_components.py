@@ -82,8 +82,8 @@ def test_configs_are_converted_each_by_its_table() -> None:
 
     one = ConfigTable(
         {"width": "size"},
-        SideTable(must={"kind": "x"}, fill={"width": 3}, add={"kind": "x"}),
-        SideTable(add={"name": "toy"}),
+        SideTable(require={"kind": "x"}, defaults={"width": 3}, write={"kind": "x"}),
+        SideTable(write={"name": "toy"}),
         (FieldTransform(("once",), ("twice",), double, half),),
     )
     table = joined(component_config("left", "l", one), component_config("right", "in/r", one))
@@ -105,7 +105,7 @@ def test_a_missing_field_names_its_component() -> None:
     def ask(fields: Fields) -> dict[str, Any]:
         return {"b": fields.need("a", "b follows from it")}
 
-    table = component_config("left", "l", ConfigTable({}, SideTable(prepare=(ask,)), SideTable()))
+    table = component_config("left", "l", ConfigTable({}, SideTable(normalize=(ask,)), SideTable()))
     with pytest.raises(MissingField, match="toy left: config field a"):
         table.source("toy", {}, "hf")
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ckptfs.conversion import registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View, make_view
+from ckptfs.conversion.hf import between_hf
 from ckptfs.conversion.sections import model_section
 from ckptfs.errors import MappingError, NoPath
 from ckptfs.formats.source import Container, Item, Source
@@ -30,10 +31,12 @@ EMBEDDING = Item("model.embedding_layer.word_embeddings.weight", "tensor", Array
 NESTED = Container("dict", ("model",), ())
 
 
-def view(*items: Item, drop: bool = False, tree: Container | None = NESTED, src: str = "cs-2.5", **config: Any) -> View:
+def view(
+    *items: Item, drop: bool = False, tree: Container | None = NESTED, src: str = "cs-2.5", **config: Any
+) -> Conversion:
     source = Source("x.mdl", "cerebras-h5", "0.5", None, {i.key: i for i in items}, tree)
     whole = {**CONFIG, **config}
-    return make_view(source, GPT2, whole, parse_format(src), parse_format("hf"), drop_unmatched=drop)
+    return between_hf(source, GPT2, whole, parse_format(src), parse_format("hf"), drop_unmatched=drop)
 
 
 def test_config_gets_what_loaders_want() -> None:
@@ -100,10 +103,10 @@ NO_WORDS = Item(EMBEDDING.key, "none")
 HEADLESS = registry.family("gpt2-headless")
 
 
-def headless(*items: Item, **fields: Any) -> View:
+def headless(*items: Item, **fields: Any) -> Conversion:
     source = Source("x.mdl", "cerebras-h5", "0.5", None, {i.key: i for i in items}, NESTED)
     config = {"model": {**CONFIG["model"], **fields}}
-    return make_view(source, HEADLESS, config, parse_format("cs-2.5"), parse_format("hf"))
+    return between_hf(source, HEADLESS, config, parse_format("cs-2.5"), parse_format("hf"))
 
 
 @pytest.mark.parametrize("items", [(NO_WORDS, HEAD), (HEAD,)], ids=["none", "missing"])

@@ -30,7 +30,7 @@ from ckptfs.tensors.ranges import to_numpy
 from ckptfs.tensors.tensor import Tensor
 from tests.factories import ArrayTensor
 
-DIMS = {"heads": 2, "kv_heads": 1, "rotary": 4, "groups": 2}
+SIZES = {"heads": 2, "kv_heads": 1, "rotary": 4, "groups": 2}
 TABLE = Table(
     (
         with_cs_extra(same("norm.{p}", "decoder.norm.{p}"), {"ln_f.{p}": copy}),
@@ -59,7 +59,7 @@ TABLE = Table(
 
 
 def context(**cs: Any) -> Context:
-    return Context("toy", DIMS, {}, cs)
+    return Context("toy", SIZES, {}, cs)
 
 
 def convert(
@@ -143,8 +143,8 @@ def test_a_second_copy_is_read_where_the_first_is_missing() -> None:
 def test_made_keys_that_other_rules_write_too() -> None:
     table = Table(
         (
-            with_cs_extra(same("a", "A"), {"B": lambda c, t: filled("float32", (), 7.0)}, there="keep"),
-            with_cs_extra(same("c", "C"), {"D": lambda c, t: filled("float32", (), 8.0)}, there="replace"),
+            with_cs_extra(same("a", "A"), {"B": lambda c, t: filled("float32", (), 7.0)}, if_present="keep"),
+            with_cs_extra(same("c", "C"), {"D": lambda c, t: filled("float32", (), 8.0)}, if_present="replace"),
             same("b", "B"),
             same("d", "D"),
         )
@@ -211,14 +211,14 @@ def test_ops_undo_themselves() -> None:
     ops = (Transpose(), Split((1, 2)), permute_for_rope("heads"), ungroup_heads("groups", (1, 1, 1)), Reshape(0))
     for op in ops:
         start = [ArrayTensor(array(6, 24))] if isinstance(op, Transpose) else x
-        there = op.apply(start, DIMS)
-        back = op.inverse().apply(there, DIMS)
+        there = op.apply(start, SIZES)
+        back = op.inverse().apply(there, SIZES)
         assert (to_numpy(back[0]) == to_numpy(start[0])).all(), op
     one: list[Tensor] = [ArrayTensor(array(1, 1, 5))]
-    flat = Reshape(2).apply(one, DIMS)
+    flat = Reshape(2).apply(one, SIZES)
     assert flat[0].shape == (5,)
-    assert Reshape(2).inverse().apply(flat, DIMS)[0].shape == (1, 1, 5)
-    assert to_numpy(AddScalar(1.0).apply(x, DIMS)[0])[0, 0] == 1
+    assert Reshape(2).inverse().apply(flat, SIZES)[0].shape == (1, 1, 5)
+    assert to_numpy(AddScalar(1.0).apply(x, SIZES)[0])[0, 0] == 1
 
 
 def test_a_first_number_of_its_own_beside_a_rule_for_the_others() -> None:

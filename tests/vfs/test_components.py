@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptfs.conversion.hf import View
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.formats.extents import text_file
 from ckptfs.vfs.components import parts_of
 from ckptfs.vfs.tree import Entry, Leaf
@@ -15,7 +15,7 @@ from ckptfs.vfs.views import build
 from tests.factories import ArrayTensor, source_of
 from tests.formats.reading import content
 
-VIEW = View(
+VIEW = Conversion(
     *("toy", "cs-2.9", "hf"),
     tensors={key: ArrayTensor(np.full(3, n, np.float32)) for n, key in enumerate(("image/a", "text/a", "text/b"))},
     config={"image": {"size": 3}, "text": {"vocab_size": 9, "tower": "image"}},

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ckptfs.conversion.hf import View
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.errors import CorruptChunk
 from ckptfs.formats.source import Container, Item
 from ckptfs.vfs.facts import facts, step
@@ -42,7 +42,7 @@ def test_trainer_checkpoint() -> None:
         nbytes=999,
     )
     tensors = {"a": WEIGHT, "b": WEIGHT}
-    view = View("gpt2", "cs-2.10", "hf", tensors, {}, warnings=("a key was dropped",))
+    view = Conversion("gpt2", "cs-2.10", "hf", tensors, {}, warnings=("a key was dropped",))
     assert facts(source, view) == {
         "source": "checkpoint_70.mdl",
         "format": "cerebras-h5",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from ckptfs.conversion.hf import View
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.errors import UsageError
 from ckptfs.formats.extents import text_file
 from ckptfs.formats.source import Item
@@ -28,9 +28,9 @@ from tests.factories import ArrayTensor, array_of, source_of, tensor_of
 from tests.formats.reading import content
 
 
-def view_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **fields: Any) -> View:
+def view_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **fields: Any) -> Conversion:
     """A Hugging Face view of gpt2."""
-    return View(
+    return Conversion(
         **{"model": "gpt2", "src": "cs-2.10", "tgt": "hf", "tensors": tensors, "config": config or {}, **fields}
     )
 

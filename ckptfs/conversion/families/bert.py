@@ -118,7 +118,7 @@ NAMES = {
     "max_position_embeddings": "max_position_embeddings",
     **{name: name for name in SAME_NAMES},
 }
-HF_MUST = {"model_type": "bert", "is_decoder": False, "add_cross_attention": False}
+HF_REQUIRE = {"is_decoder": False, "add_cross_attention": False}
 BIASES = (
     "use_projection_bias_in_attention",
     "use_ffn_bias_in_attention",
@@ -126,14 +126,14 @@ BIASES = (
     "use_ffn_bias_in_mlm",
     "use_output_bias_in_mlm",
 )
-CS_MUST = {
-    "pooler_nonlinearity": "tanh",
+CS_REQUIRE = {
     "attention_type": "scaled_dot_product",
     **dict.fromkeys(BIASES, True),
 }
 HF = SideTable(
-    must={**HF_MUST, "type_vocab_size": 2},
-    fill={
+    constants={"model_type": "bert"},
+    require={**HF_REQUIRE, "type_vocab_size": 2},
+    defaults={
         "vocab_size": 30522,
         "hidden_size": 768,
         "num_hidden_layers": 12,
@@ -146,27 +146,27 @@ HF = SideTable(
         "layer_norm_eps": 1e-12,
         "tie_word_embeddings": True,
     },
-    add={"model_type": "bert"},
 )
 CS = SideTable(
-    must={**CS_MUST, "disable_nsp": False},
-    fill={"share_embedding_weights": True, "encoder_nonlinearity": "gelu"},
-    add={"pooler_nonlinearity": "tanh"},
-    prepare=(pooler,),
+    constants={"pooler_nonlinearity": "tanh"},
+    require={**CS_REQUIRE, "disable_nsp": False},
+    defaults={"share_embedding_weights": True, "encoder_nonlinearity": "gelu"},
+    normalize=(pooler,),
+    ignored={"freeze_ffn_bias_in_glu": "a setting of training"},
 )
-CONFIG = ConfigTable(names=NAMES, transforms=(MLM, POSITION_TYPE), hf=HF, cs=CS)
+CONFIG = ConfigTable(renames=NAMES, transforms=(MLM, POSITION_TYPE), hf=HF, cs=CS)
 """The config that all families with a BERT inside have in common."""
-FROZEN = replace(CS, add={**CS.add, "freeze_ffn_bias_in_glu": False})
+FROZEN = replace(CS, write={**CS.write, "freeze_ffn_bias_in_glu": False})
 """The Cerebras side of those that say so."""
 
 BERT = Family(
-    "bert",
-    TENSORS,
-    replace(CONFIG, cs=FROZEN),
-    no_numbers,
-    "bert",
-    "bert",
-    "BertForPreTraining",
+    name="bert",
+    table=TENSORS,
+    config=replace(CONFIG, cs=FROZEN),
+    sizes=no_numbers,
+    cs_name="bert",
+    hf_type="bert",
+    architecture="BertForPreTraining",
     mup="fold",
     mup_since=(2, 3),
     mup_rules=KEYS_ONLY,

@@ -39,53 +39,56 @@ def problem(fields: Fields) -> Config:
     return {"problem_type": "regression"}
 
 
-SEQUENCE = replace(
-    BERT,
+SEQUENCE = BERT.derived(
     name="bert-sequence-classifier",
+    mup="refuse",
     table=CLASSIFIER,
     config=replace(
         CONFIG,
-        names={
+        renames={
             **NAMES,
             "classifier_dropout": "task_dropout",
             "num_labels": "num_labels",
             "problem_type": "problem_type",
         },
-        hf=replace(HF, prepare=(labels, dropout, problem)),
+        hf=replace(HF, normalize=(labels, dropout, problem), reads=("id2label",)),
     ),
     cs_name="bert/classifier",
     architecture="BertForSequenceClassification",
-    mup="refuse",
     notes="to Cerebras with several labels, config.json must say problem_type",
 )
-TOKENS = replace(
-    SEQUENCE,
+TOKENS = SEQUENCE.derived(
     name="bert-token-classifier",
+    mup="refuse",
     config=replace(
         CONFIG,
-        names={**NAMES, "classifier_dropout": "encoder_output_dropout_rate", "num_labels": "num_classes"},
-        hf=replace(HF, prepare=(labels, dropout)),
-        cs=replace(CS, add={**CS.add, "loss_weight": 1.0, "include_padding_in_loss": False}),
+        renames={**NAMES, "classifier_dropout": "encoder_output_dropout_rate", "num_labels": "num_classes"},
+        hf=replace(HF, normalize=(labels, dropout), reads=("id2label",)),
+        cs=replace(
+            CS,
+            write={"loss_weight": 1.0, "include_padding_in_loss": False},
+            ignored={**CS.ignored, "include_padding_in_loss": "a setting of training"},
+        ),
     ),
     cs_name="bert/token_classifier",
     architecture="BertForTokenClassification",
     notes="",
 )
-QUESTIONS = replace(
-    SEQUENCE,
+QUESTIONS = SEQUENCE.derived(
     name="bert-qa",
+    mup="refuse",
     table=ANSWERS,
     config=replace(
         CONFIG,
-        hf=replace(HF, must={**HF.must, "num_labels": 2}, add={**HF.add, "num_labels": 2}, prepare=(labels,)),
+        hf=replace(HF, constants={**HF.constants, "num_labels": 2}, normalize=(labels,), reads=("id2label",)),
     ),
     cs_name="bert",
     architecture="BertForQuestionAnswering",
     notes="its Cerebras configs say name: bert, as bert's",
 )
-SUMMARIZATION = replace(
-    BERT,
+SUMMARIZATION = BERT.derived(
     name="bert-summarization",
+    mup="fold",
     table=Table(()),
     cs_name="bert/extractive_summarization",
     hf_type="",

@@ -5,22 +5,21 @@ q, k, v are packed head by head; ALiBi's slopes are a tensor in Cerebras only.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
-    GENERATED_HEAD,
     OLD_SLOPES,
     SLOPES,
     alibi_slopes,
+    features_off,
     final_norm,
     heads,
     nothing,
+    with_head,
 )
 from ckptfs.conversion.families.gpt2 import dropouts
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split, ungroup_heads
-from ckptfs.conversion.rules import Rule, Table, cs_only, same, split, under, with_cs_extra
+from ckptfs.conversion.rules import AT_END, Rule, Table, cs_only, same, split, under, with_cs_extra
 
 QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
@@ -42,8 +41,10 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
     return [*under(prefix, "", [embedding, norm, *layers, final_norm("ln_f")]), *cs_only(OLD_SLOPES)]
 
 
-TENSORS = Table((*body("transformer.", with_cs_extra(EMBEDDING, MADE, last=True)), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, {**GENERATED_HEAD, **MADE}, last=True))))
+TENSORS = Table(
+    (*body("transformer.", with_cs_extra(EMBEDDING, MADE, position=AT_END)), same("lm_head.{p}", "lm_head.{p}"))
+)
+HEADLESS = Table(tuple(body("", with_head(EMBEDDING, **MADE))))
 
 
 def sizes_to_cs(fields: Fields) -> Config:
@@ -61,7 +62,7 @@ def sizes_to_hf(fields: Fields) -> Config:
     return {}
 
 
-CS_ADD = {
+CS_CONSTANTS = {
     "position_embedding_type": "alibi",
     "use_ffn_bias_in_attention": True,
     "use_projection_bias_in_attention": True,
@@ -70,14 +71,10 @@ CS_ADD = {
     "attention_type": "scaled_dot_product",
     "embedding_layer_norm": True,
 }
-HF_MUST = {
-    "model_type": "bloom",
-    "apply_residual_connection_post_layernorm": False,
-    "scale_attn_by_inverse_layer_idx": False,
-    "reorder_and_upcast_attn": False,
-}
+POSITIONS = "ALiBi has no table of positions"
+OLD = "a field of the training code that the class does not read"
 CONFIG = ConfigTable(
-    names={
+    renames={
         "tie_word_embeddings": "share_embedding_weights",
         "n_head": "num_heads",
         "n_layer": "num_hidden_layers",
@@ -87,8 +84,13 @@ CONFIG = ConfigTable(
     },
     transforms=(FieldTransform(("hidden_size",), (), sizes_to_cs, nothing),),
     hf=SideTable(
-        must=HF_MUST,
-        fill={
+        constants={"model_type": "bloom"},
+        require={
+            "apply_residual_connection_post_layernorm": False,
+            "scale_attn_by_inverse_layer_idx": False,
+            "reorder_and_upcast_attn": False,
+        },
+        defaults={
             "tie_word_embeddings": True,
             "vocab_size": 250880,
             "hidden_size": 64,
@@ -100,11 +102,21 @@ CONFIG = ConfigTable(
             "apply_residual_connection_post_layernorm": False,
             "attention_dropout": 0.0,
         },
-        add={"model_type": "bloom"},
+        aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        reads=("n_embed",),
+        ignored={
+            "slow_but_exact": "how the result is computed, not what it is",
+            **dict.fromkeys(("seq_length", "n_positions", "max_position_embeddings"), POSITIONS),
+            **dict.fromkeys(
+                ("offset_alibi", "unk_token_id", "masked_softmax_fusion", "attention_softmax_in_fp32"), OLD
+            ),
+            **dict.fromkeys(("bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv", "n_inner"), OLD),
+            "hidden_dropout_prob": OLD,
+        },
     ),
     cs=SideTable(
-        must={
-            **CS_ADD,
+        constants=CS_CONSTANTS,
+        require={
             "norm_type": "layernorm",
             "use_position_embedding": True,
             "embedding_dropout_rate": 0.0,
@@ -114,14 +126,26 @@ CONFIG = ConfigTable(
             "norm_first": True,
             "fixed_sparse_attention": None,
             "use_ff_layer1_dropout": False,
+            **features_off("alibi_trainable_slopes"),
             "alibi_trainable_slopes": False,
         },
-        fill={"share_embedding_weights": True, "embedding_layer_norm": False},
-        add=CS_ADD,
-        prepare=(dropouts, sizes_to_hf),
+        defaults={"share_embedding_weights": True, "embedding_layer_norm": False},
+        normalize=(dropouts, sizes_to_hf),
+        reads=("filter_size", "attention_inner_dim"),
+        ignored={"max_position_embeddings": POSITIONS},
     ),
 )
 
 NOTES = "number of positions is not kept; feed-forward size of 4 hidden sizes only"
-BLOOM = Family("bloom", TENSORS, CONFIG, heads, "bloom", "bloom", "BloomForCausalLM", mup="fold", notes=NOTES)
-BLOOM_HEADLESS = replace(BLOOM, name="bloom-headless", table=HEADLESS, architecture="BloomModel", mup="config")
+BLOOM = Family(
+    name="bloom",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=heads,
+    cs_name="bloom",
+    hf_type="bloom",
+    architecture="BloomForCausalLM",
+    mup="fold",
+    notes=NOTES,
+)
+BLOOM_HEADLESS = BLOOM.derived(name="bloom-headless", mup="config", table=HEADLESS, architecture="BloomModel")

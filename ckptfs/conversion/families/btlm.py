@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import GENERATED_HEAD, OLD_SLOPES, SLOPES, no_numbers
+from ckptfs.conversion.families.decoder import GPT_ALIASES, OLD_SLOPES, SLOPES, no_numbers, usual_heads, with_head
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Transpose
-from ckptfs.conversion.rules import Rule, Table, hf_only, same, under, with_cs_extra
+from ckptfs.conversion.rules import Rule, Table, hf_only, same, under
 
 LAYER = [
     *(replace(rule, hf_extra=()) for rule in gpt2.LAYER),
@@ -28,7 +28,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", gpt2.EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", with_cs_extra(gpt2.EMBEDDING, GENERATED_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_head(gpt2.EMBEDDING))))
 
 
 def scale_to_cs(fields: Fields) -> Config:
@@ -60,25 +60,31 @@ def auto_map(repository: str, classes: dict[str, str]) -> dict[str, str]:
 
 
 NAMES = {
-    **gpt2.CONFIG.names,
+    **gpt2.CONFIG.renames,
     "scale_attn_by_inverse_layer_idx": "scale_qk_dot_by_layer_idx",
     "mup_scale_qk_dot_by_d": "scale_qk_dot_by_d",
     "mup_embeddings_scale": "embeddings_scale",
     "position_embedding_type": "position_embedding_type",
 }
-CS_MUST = {k: v for k, v in gpt2.CONFIG.cs.must.items() if k != "position_embedding_type"}
+BTLM_FEATURES = (
+    *("position_embedding_type", "scale_qk_dot_by_layer_idx", "scale_qk_dot_by_d", "embeddings_scale"),
+    "output_logits_scale",
+)
+"""What Cerebras' GPT-2 may be here, but not in Hugging Face's GPT-2."""
+CS_REQUIRE = {name: value for name, value in gpt2.CONFIG.cs.require.items() if name not in BTLM_FEATURES}
+MUP_BASE = "the size that muP's scales were tuned at: the scales themselves are converted"
 CONFIG = ConfigTable(
-    names=NAMES,
+    renames=NAMES,
     transforms=(
         gpt2.ATTENTION,
         FieldTransform(("mup_width_scale",), ("output_logits_scale",), scale_to_cs, scale_to_hf),
         FieldTransform(("alibi_scaling",), ("pos_scaling_factor",), alibi_to_cs, alibi_to_hf),
     ),
     hf=SideTable(
-        must={"model_type": "btlm", "reorder_and_upcast_attn": False},
-        fill={"tie_word_embeddings": True, "mup_width_scale": 1.0, "alibi_scaling": None},
-        add={
-            "model_type": "btlm",
+        constants={"model_type": "btlm"},
+        require={"reorder_and_upcast_attn": False},
+        defaults={"tie_word_embeddings": True, "mup_width_scale": 1.0, "alibi_scaling": None},
+        write={
             "use_cache": True,
             "auto_map": auto_map(
                 "cerebras/btlm-3b-8k-base",
@@ -89,15 +95,20 @@ CONFIG = ConfigTable(
                 },
             ),
         },
-        prepare=(gpt2.inner,),
+        normalize=(gpt2.inner,),
+        aliases=GPT_ALIASES,
+        reads=("mup_output_alpha",),
+        ignored=gpt2.IGNORED,
     ),
     cs=SideTable(
-        must=CS_MUST,
-        fill={"share_embedding_weights": True, "decoder_kernel": 1.0, "pos_scaling_factor": 1.0},
-        add={"use_bias_in_output": False},
-        prepare=(gpt2.dropouts,),
+        constants={"use_bias_in_output": False},
+        require=CS_REQUIRE,
+        defaults={"share_embedding_weights": True, "decoder_kernel": 1.0, "pos_scaling_factor": 1.0},
+        normalize=(gpt2.dropouts, usual_heads),
+        reads=("decoder_kernel",),
+        ignored={"mup_base_hidden_size": MUP_BASE, "mup_base_filter_size": MUP_BASE},
     ),
-    outside={"decoder_kernel": ("optimizer", "adjust_learning_rate", "decoder_kernel")},
+    outside_model={"decoder_kernel": ("optimizer", "adjust_learning_rate", "decoder_kernel")},
 )
 JAIS = "inceptionai/jais-30b-v3"
 JAIS_CLASSES = {
@@ -108,13 +119,31 @@ JAIS_CLASSES = {
     "AutoModelForSequenceClassification": "modeling_jais.JAISForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_jais.JAISForTokenClassification",
 }
+
+
+def old_output_scale(fields: Fields) -> Config:
+    """The first Jais models have ``width_scale``: the whole scale of the output, without an alpha of its own."""
+    scale = fields.get("width_scale")
+    if scale is None:
+        return {}
+    if fields.get("mup_output_alpha", 1.0) != 1.0 or fields["mup_width_scale"] not in (1.0, scale):
+        fields.refuse("width_scale", "mup_width_scale and mup_output_alpha say something else")
+    return {"mup_width_scale": scale, "mup_output_alpha": 1.0}
+
+
 JAIS_CONFIG = replace(
     CONFIG,
     hf=replace(
         CONFIG.hf,
-        must={"model_type": "jais", "reorder_and_upcast_attn": False},
-        add={
-            "model_type": "jais",
+        constants={"model_type": "jais"},
+        normalize=(*CONFIG.hf.normalize, old_output_scale),
+        aliases={
+            **GPT_ALIASES,
+            "embeddings_scale": "mup_embeddings_scale",
+            "scale_qk_dot_by_d": "mup_scale_qk_dot_by_d",
+        },
+        reads=(*CONFIG.hf.reads, "width_scale"),
+        write={
             "_name_or_path": JAIS,
             "architectures": ["JAISLMHeadModel"],
             "use_cache": True,
@@ -122,15 +151,25 @@ JAIS_CONFIG = replace(
         },
     ),
     # The converter keeps only the product of mup_output_alpha and mup_width_scale: the kernel's rate stays 1.
-    outside={"decoder_kernel": ()},
+    outside_model={"decoder_kernel": ()},
 )
 
 NOTES = "transformers loads it with the model's own code only"
-BTLM = Family("btlm", TENSORS, CONFIG, no_numbers, "btlm", "btlm", "BTLMLMHeadModel", mup="own", notes=NOTES)
-BTLM_HEADLESS = replace(BTLM, name="btlm-headless", table=HEADLESS, architecture="BTLMModel")
-JAIS_FAMILY = replace(
-    BTLM,
+BTLM = Family(
+    name="btlm",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=no_numbers,
+    cs_name="btlm",
+    hf_type="btlm",
+    architecture="BTLMLMHeadModel",
+    mup="own",
+    notes=NOTES,
+)
+BTLM_HEADLESS = BTLM.derived(name="btlm-headless", mup="own", table=HEADLESS, architecture="BTLMModel")
+JAIS_FAMILY = BTLM.derived(
     name="jais",
+    mup="own",
     config=JAIS_CONFIG,
     cs_name="jais",
     hf_type="jais",

@@ -1,12 +1,12 @@
-"""What decoder families share, as values: the final norm's second copy, heads of headless models, rope scaling."""
+"""What decoder families share: the final norm's second copy, heads of headless models, rope scaling, head sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ckptfs.conversion.config import Config, Fields, FieldTransform, choice
-from ckptfs.conversion.rules import Context, Make, Rule, Second, copy, same, with_cs_extra
+from ckptfs.conversion.config import Config, Fields, FieldTransform, choice, one_of
+from ckptfs.conversion.rules import AT_END, Context, Make, Rule, Second, copy, same, with_cs_extra
 from ckptfs.errors import MissingField
 from ckptfs.tensors.generated import causal_mask, constant, filled, seeded_normal
 from ckptfs.tensors.tensor import Tensor
@@ -56,6 +56,11 @@ GENERATED_HEAD: Mapping[str, Make] = {"lm_head.weight": Second(made_head, tied),
 """Old checkpoints have the embedding as None beside its tied head; it is read from there."""
 
 
+def with_head(embedding: Rule, **more: Make) -> Rule:
+    """The rule of a headless model's *embedding*: the Cerebras side also has a head, and *more*, at the end."""
+    return with_cs_extra(embedding, {**GENERATED_HEAD, **more}, position=AT_END)
+
+
 def causal_mask_of(field: str) -> Make:
     """The causal mask that older models carry as a buffer, as wide as that ``config.json`` field says."""
 
@@ -76,7 +81,7 @@ def alibi_slopes(context: Context, tensor: Tensor) -> Tensor | None:
     """
     if context.cs.get("position_embedding_type") != "alibi":
         return None
-    n = context.dims["heads"]
+    n = context.sizes["heads"]
     p = 1 << (n.bit_length() - 1)
     slopes = [*_powers(p), *_powers(2 * p)[::2][: n - p]]
     return constant("float32", [[slope] for slope in slopes])
@@ -93,19 +98,19 @@ def nothing(fields: Fields) -> Config:
 
 
 def no_numbers(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
-    """Dims of families whose ops need no numbers."""
+    """Sizes of families whose ops need no numbers."""
     return {}
 
 
 def heads(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
-    """Dims of families whose ops only need the number of heads."""
+    """Sizes of families whose ops only need the number of heads."""
     return numbers(model, {"heads": cs.get("num_heads")})
 
 
 def numbers(
     model: str, found: Mapping[str, Any], why: str = "the rows of attention projections are ordered by it"
 ) -> dict[str, int]:
-    """*found* as dims; `MissingField` for what is no positive number."""
+    """*found* as sizes; `MissingField` for a value that is not a positive number."""
     for name, value in found.items():
         if not isinstance(value, int) or value < 1:
             raise MissingField(model, name, why)
@@ -186,8 +191,12 @@ def rope_parameters(fields: Fields) -> Config:
     return {"rope_scaling": None if none else scaling, **beside}
 
 
+ROPE_READS = ("rope_parameters", "partial_rotary_factor")
+"""What `rope_parameters` and `whole_rotary` read beside the fields of a table."""
+
+
 def whole_rotary(fields: Fields) -> Config:
-    """Refuse models that turn a part of each head only, where the Cerebras config has no field for it."""
+    """Refuse models that rotate only a part of each head, where the Cerebras config has no field for it."""
     if fields.get("partial_rotary_factor") not in (None, 1):
         fields.refuse("partial_rotary_factor", "only 1.0 can be converted")
     return {}
@@ -199,3 +208,52 @@ def kv_heads(cs: Mapping[str, Any]) -> Any:
         return cs.get("num_heads")
     extra = cs.get("extra_attention_params")
     return extra.get("num_kv_groups") if isinstance(extra, Mapping) else None
+
+
+GPT_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""The ``attribute_map`` of GPT-2 and the models that took over its config."""
+
+OFF = one_of(None, False, 0)
+ONE = one_of(None, 1)
+CS_FEATURES = {
+    "attention_sliding_window_length": None,
+    "sliding_window_every_other_decoder_layer": OFF,
+    "attention_chunk_size": None,
+    "attention_sink_tokens": OFF,
+    "attention_vertical_column_spacing": None,
+    "attention_vertical_column_width": None,
+    "num_memory_tokens_per_chunk": OFF,
+    "attn_memory_chunk_size": None,
+    "attention_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "norm_first_sandwich": OFF,
+    "scale_qk_dot_by_layer_idx": OFF,
+    "position_embedding_offset": OFF,
+    "constant_pos_embedding": None,
+    "alibi_trainable_slopes": OFF,
+    "moe": None,
+    "moe_params": None,
+    **dict.fromkeys(("embeddings_scale", "attention_logits_alpha", "output_logits_alpha", "output_logits_scale"), ONE),
+    "scale_qk_dot_by_d": OFF,
+}
+"""Features of the Cerebras decoder that change its results, with the values that mean "not used".
+
+muP's fields count only where no muP is folded, which takes them out of the config before."""
+
+
+def features_off(*but: str) -> dict[str, Any]:
+    """The checks of a model that can have none of `CS_FEATURES` *but* these."""
+    return {name: value for name, value in CS_FEATURES.items() if name not in but}
+
+
+def usual_heads(fields: Fields) -> Config:
+    """Refuse heads of another size than hidden size / heads, where the Hugging Face model has no field for it."""
+    hidden = fields.get("hidden_size")
+    if fields.get("attention_inner_dim") not in (None, hidden):
+        fields.refuse("attention_inner_dim", f"it must be hidden_size, {hidden}")
+    return {}

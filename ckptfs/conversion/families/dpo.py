@@ -38,8 +38,11 @@ TRAINING = {"beta": 0.1, "reference_free": False}
 def twice(rule: Rule) -> Rule:
     """*rule*, with its Cerebras keys under `POLICY`, which writes all of them under `REFERENCE` as well."""
     (policy,) = under("", POLICY, [rule])
-    copies = [Extra(key.prefixed(REFERENCE), reference(copy), last=2, of=i) for i, key in enumerate(rule.cs)]
-    made = [Extra(e.template.prefixed(REFERENCE), reference(e.make), e.last + 2, e.there, e.of) for e in rule.cs_extra]
+    copies = [Extra(key.prefixed(REFERENCE), reference(copy), position=2, of=i) for i, key in enumerate(rule.cs)]
+    made = [
+        Extra(e.template.prefixed(REFERENCE), reference(e.make), e.position + 2, e.if_present, e.of)
+        for e in rule.cs_extra
+    ]
     return replace(policy, cs_extra=(*policy.cs_extra, *copies, *made))
 
 
@@ -50,17 +53,16 @@ def reference(make: Make) -> Make:
 
 def config_of(decoder: str, table: ConfigTable) -> ConfigTable:
     """*table*, with the fields that tell the decoder and how it is trained."""
-    cs = table.cs
-    must = {**cs.must, "model_name": decoder}
-    add = {**cs.add, "model_name": decoder, "dpo": TRAINING}
-    return replace(table, cs=replace(cs, must=must, add=add))
+    constants, write = {**table.cs.constants, "model_name": decoder}, {**table.cs.write, "dpo": TRAINING}
+    ignored = {**table.cs.ignored, "dpo": "a setting of training"}
+    return replace(table, cs=replace(table.cs, constants=constants, write=write, ignored=ignored))
 
 
 def dpo(decoder: Family) -> Family:
     """The DPO model of *decoder*. The converter writes the newest config, whichever release is asked for."""
-    return replace(
-        decoder,
+    return decoder.derived(
         name="dpo",
+        mup=decoder.mup,
         table=Table((*map(twice, decoder.table.rules), *cs_only(REFERENCE + "{*}"))),
         config=config_of(decoder.name, decoder.config),
         flavours=tuple((applies, config_of(decoder.name, table)) for applies, table in decoder.flavours),

@@ -50,14 +50,16 @@ def encoder_config(folder: str, model_type: str, cs: dict[str, Any], **hf: Any) 
         replace(
             BERT,
             transforms=(*BERT.transforms, PROJECTION),
-            hf=replace(BERT.hf, must={**BERT.hf.must, "model_type": model_type}, add={"model_type": model_type, **hf}),
-            cs=replace(BERT.cs, add={**BERT.cs.add, "freeze_ffn_bias_in_glu": False, **cs}),
+            hf=replace(BERT.hf, constants={"model_type": model_type}, write=hf),
+            cs=replace(BERT.cs, write={"freeze_ffn_bias_in_glu": False, **cs}),
         ),
     )
 
 
 def top(**add: Any) -> ConfigTable:
-    return ConfigTable({}, SideTable(), SideTable(add=add))
+    """Fields of the whole model; Hugging Face's encoders take the first token, as ``pooler_type: cls`` does."""
+    ignored = dict.fromkeys(add, "a setting of training")
+    return ConfigTable({}, SideTable(), SideTable(write=add, require={"pooler_type": "cls"}, ignored=ignored))
 
 
 def dpr_config(top: ConfigTable, **cs: Any) -> ConfigTable:
@@ -90,13 +92,14 @@ TOP = top(
 )
 NOTES = "two folders, q_encoder and ctx_encoder; poolers are dropped"
 DPR = Family(
-    "dpr",
-    encoders("question_encoder.bert_model.", "ctx_encoder.bert_model."),
-    dpr_config(TOP, name="bert_model"),
-    no_numbers,
-    "dpr",
-    "q_encoder/dpr",
-    "DPRQuestionEncoder, DPRContextEncoder",
+    name="dpr",
+    table=encoders("question_encoder.bert_model.", "ctx_encoder.bert_model."),
+    config=dpr_config(TOP, name="bert_model"),
+    sizes=no_numbers,
+    cs_name="dpr",
+    hf_type="q_encoder/dpr",
+    architecture="DPRQuestionEncoder, DPRContextEncoder",
+    mup="refuse",
     since=(2, 2),
     notes=NOTES,
     components=FOLDERS,
@@ -106,9 +109,9 @@ DPR_2_3 = replace(DPR, until=(2, 3), config=dpr_config(TOP))
 DPR_2_2 = replace(DPR, until=(2, 2), config=dpr_config(top(scale_similarity=False)))
 DPR_FAMILY = replace(DPR, older=(DPR_2_2, DPR_2_3))
 
-DRAGON = replace(
-    DPR,
+DRAGON = DPR.derived(
     name="dragon",
+    mup="refuse",
     table=encoders("", ""),
     config=dragon_config(name="dpr"),
     hf_type="q_encoder/bert",

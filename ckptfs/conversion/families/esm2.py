@@ -13,11 +13,11 @@ from typing import Any
 from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, one_of
 from ckptfs.conversion.families.bert import (
     BERT,
-    CS_MUST,
+    CS_REQUIRE,
     DECODER,
     FROZEN,
     HF,
-    HF_MUST,
+    HF_REQUIRE,
     LINEAR,
     POOLER,
     POSITIONS,
@@ -43,9 +43,9 @@ def learned(context: Context) -> bool:
     return not rotary(context)
 
 
-TURNED = [replace(rule, ops=(permute_for_rope("heads"),)) for rule in QUERY_KEY]
+ROTARY_QUERY_KEY = [replace(rule, ops=(permute_for_rope("heads"),)) for rule in QUERY_KEY]
 LAYER = [
-    *only_when(rotary, *TURNED),
+    *only_when(rotary, *ROTARY_QUERY_KEY),
     *only_when(learned, *QUERY_KEY),
     *LINEAR,
     *norm("attention.LayerNorm", "norm1"),
@@ -77,7 +77,7 @@ TENSORS = Table(
 
 
 def type_to_cs(fields: Fields) -> Config:
-    """Learned positions count from the padding token, as in RoBERTa; rotary ones turn whole heads."""
+    """Learned positions count from the padding token, as in RoBERTa; rotary ones cover whole heads."""
     if fields["position_embedding_type"] == "rotary":
         return {
             "position_embedding_type": "rotary",
@@ -139,7 +139,7 @@ ALWAYS = {"use_final_layer_norm": True, "disable_nsp": True}
 TYPE = ("position_embedding_type",)
 SIZE = ("max_position_embeddings",)
 CONFIG = ConfigTable(
-    names=NAMES,
+    renames=NAMES,
     transforms=(
         FieldTransform(("hidden_act",), (), activation, nothing),
         FieldTransform(TYPE, TYPE, type_to_cs, type_to_hf),
@@ -147,16 +147,33 @@ CONFIG = ConfigTable(
     ),
     hf=replace(
         HF,
-        must={**HF_MUST, "model_type": "esm"},
-        fill={**HF.fill, "position_embedding_type": "absolute", "token_dropout": False, "emb_layer_norm_before": None},
-        add={"model_type": "esm", "is_folding_model": False, "esmfold_config": None},
-        prepare=(usual_rotary, dropout),
+        constants={"model_type": "esm"},
+        require={**HF_REQUIRE, "is_folding_model": one_of(False, None)},
+        defaults={
+            **HF.defaults,
+            "position_embedding_type": "absolute",
+            "token_dropout": False,
+            "emb_layer_norm_before": None,
+        },
+        write={"is_folding_model": False, "esmfold_config": None},
+        normalize=(usual_rotary, dropout),
+        reads=("rope_theta",),
+        ignored={
+            "type_vocab_size": "the class has no segments",
+            **dict.fromkeys(("esmfold_config", "vocab_list"), "only models that fold proteins read it"),
+        },
     ),
     cs=replace(
         FROZEN,
-        must={**CS_MUST, **ALWAYS, "encoder_nonlinearity": "gelu", "mlm_nonlinearity": one_of("gelu", None)},
-        fill={
-            **FROZEN.fill,
+        constants=ALWAYS,
+        require={
+            **CS_REQUIRE,
+            "pooler_nonlinearity": "tanh",
+            "encoder_nonlinearity": "gelu",
+            "mlm_nonlinearity": one_of("gelu", None),
+        },
+        defaults={
+            **FROZEN.defaults,
             "position_embedding_type": "learned",
             "use_final_layer_norm": False,
             "disable_nsp": False,
@@ -164,29 +181,29 @@ CONFIG = ConfigTable(
             "token_dropout": False,
             "pad_token_id": 0,
         },
-        add={**ALWAYS, "freeze_ffn_bias_in_glu": False},
-        prepare=(dropout,),
+        write={"freeze_ffn_bias_in_glu": False},
+        normalize=(dropout,),
+        reads=("rotary_dim", "mask_padding_in_positional_embed"),
     ),
 )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
-    """The heads of a model whose heads are turned; rotary rows are all rows of a head."""
+def sizes(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+    """The heads of a model with rotary positions; rotary rows are all rows of a head."""
     if cs.get("position_embedding_type") != "rotary":
         return {}
     found = numbers(model, {"heads": cs.get("num_heads"), "hidden": cs.get("hidden_size")})
     return {**found, "rotary": found["hidden"] // found["heads"]}
 
 
-ESM2 = replace(
-    BERT,
+ESM2 = BERT.derived(
     name="esm-2",
+    mup="refuse",
     table=TENSORS,
     config=CONFIG,
-    dims=dims,
+    sizes=sizes,
     cs_name="esm2",
     hf_type="esm",
     architecture="EsmForMaskedLM",
-    mup="refuse",
     notes="the contact head is not kept",
 )

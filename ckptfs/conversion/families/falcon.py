@@ -12,20 +12,23 @@ from typing import Any
 
 from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
-    GENERATED_HEAD,
     OLD_SLOPES,
+    ROPE_READS,
     SLOPES,
+    features_off,
     final_norm,
     kv_heads,
     nothing,
     numbers,
     rope_parameters,
     rope_scaling,
+    usual_heads,
     whole_rotary,
+    with_head,
 )
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Each, Split, permute_for_rope, ungroup_heads
-from ckptfs.conversion.rules import Context, Rule, Table, cs_only, only_when, same, split, under, with_cs_extra
+from ckptfs.conversion.rules import Context, Rule, Table, cs_only, only_when, same, split, under
 
 
 def two_norms(context: Context) -> bool:
@@ -62,7 +65,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_head(EMBEDDING))))
 
 BIASES = ("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias")
 
@@ -79,7 +82,7 @@ def rotary(fields: Fields) -> Config:
     return {"alibi": False}
 
 
-def sizes(hidden: str, heads: str) -> Convert:
+def derived_sizes(hidden: str, heads: str) -> Convert:
     """Feed-forward and rotary sizes, which follow from the others."""
     return lambda f: {"filter_size": 4 * f[hidden], "rotary_dim": f[hidden] // f[heads], "hidden_size": f[hidden]}
 
@@ -160,24 +163,21 @@ SHARED_NAMES = {
     **{name: name for name in ("vocab_size", "layer_norm_epsilon", "initializer_range")},
 }
 SAME_NAMES = ("rope_theta", "hidden_size", "num_hidden_layers", "max_position_embeddings")
-CS_MUST = {
+CS_CONSTANTS = {
     "nonlinearity": "gelu",
-    "use_bias_in_output": False,
     "attention_module": "multiquery_attention",
     "attention_type": "scaled_dot_product",
 }
-CS_OLDER_ADD = {
+CS_WRITE = {
     "embedding_dropout_rate": 0.0,
     "share_embedding_weights": True,
-    "nonlinearity": "gelu",
     "max_position_embeddings": 2048,
-    "attention_module": "multiquery_attention",
-    "attention_type": "scaled_dot_product",
     "loss_scaling": "num_tokens",
 }
 CS = SideTable(
-    must=CS_MUST,
-    fill={
+    constants=CS_CONSTANTS,
+    require={"use_bias_in_output": False, **features_off()},
+    defaults={
         "position_embedding_type": "rotary",
         "rope_theta": 10000.0,
         "embedding_dropout_rate": 0.1,
@@ -190,27 +190,31 @@ CS = SideTable(
         "extra_attention_params": {"num_kv_groups": 1},
         "pos_scaling_factor": 1.0,
     },
-    add={
-        **CS_OLDER_ADD,
+    write={
+        **CS_WRITE,
         "use_untied_layer_norm": True,
         "extra_attention_params": {"num_kv_groups": 1},
         **dict.fromkeys(BIASES, False),
         "use_bias_in_output": False,
     },
-    prepare=(check_sizes,),
+    normalize=(check_sizes, usual_heads),
+    reads=("num_heads",),
 )
+ARCHITECTURE = ("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn")
+OLD = "a field of the older classes that the class does not read"
 CONFIG = ConfigTable(
-    names={**SHARED_NAMES, "num_attention_heads": "num_heads", **{name: name for name in SAME_NAMES}},
+    renames={**SHARED_NAMES, "num_attention_heads": "num_heads", **{name: name for name in SAME_NAMES}},
     transforms=(
         FieldTransform(("alibi",), ("position_embedding_type",), no_alibi, rotary),
-        FieldTransform(("hidden_size",), (), sizes("hidden_size", "num_attention_heads"), nothing),
+        FieldTransform(("hidden_size",), (), derived_sizes("hidden_size", "num_attention_heads"), nothing),
         FieldTransform(("bias",), BIASES, biases_to_cs, biases_to_hf),
         FieldTransform(("num_kv_heads",), ("extra_attention_params",), groups_to_cs, groups_to_hf),
         ROPE,
     ),
     hf=SideTable(
-        must={"model_type": "falcon", "activation": "gelu"},
-        fill={
+        constants={"model_type": "falcon"},
+        require={"activation": "gelu"},
+        defaults={
             "vocab_size": 65024,
             "hidden_size": 4544,
             "num_hidden_layers": 32,
@@ -233,24 +237,36 @@ CONFIG = ConfigTable(
             "eos_token_id": 11,
             "num_ln_in_parallel_attn": 2,
         },
-        add={"model_type": "falcon", "new_decoder_architecture": True, "multi_query": True},
-        prepare=(rope_parameters, whole_rotary, two_norms_by_default, inner_size),
+        write={"new_decoder_architecture": True, "multi_query": True},
+        normalize=(rope_parameters, whole_rotary, two_norms_by_default, inner_size),
+        reads=(*ROPE_READS, "ffn_hidden_size", *ARCHITECTURE),
+        ignored={"apply_residual_connection_post_layernorm": OLD},
     ),
     cs=CS,
 )
 
 
-def older(model_type: str, must: Mapping[str, Any]) -> ConfigTable:
+def older(model_type: str, require: Mapping[str, Any]) -> ConfigTable:
     """The table for a RefinedWeb kind of config, which is only read."""
     return ConfigTable(
-        names={**SHARED_NAMES, "n_head": "num_heads", "n_layer": "num_hidden_layers"},
+        renames={**SHARED_NAMES, "n_head": "num_heads", "n_layer": "num_hidden_layers"},
         transforms=(
             FieldTransform(("alibi",), ("position_embedding_type",), no_alibi, rotary),
-            FieldTransform(("hidden_size",), (), sizes("hidden_size", "n_head"), nothing),
+            FieldTransform(("hidden_size",), (), derived_sizes("hidden_size", "n_head"), nothing),
             FieldTransform(("n_head",), (), older_groups, nothing),
         ),
-        hf=SideTable(must={"model_type": model_type, "bias": False, **must}, fill={"alibi": False, "bias": False}),
-        cs=replace(CS, add=CS_OLDER_ADD),
+        hf=SideTable(
+            require={
+                "model_type": model_type,
+                "bias": False,
+                "apply_residual_connection_post_layernorm": False,
+                **require,
+            },
+            defaults={"alibi": False, "bias": False},
+            reads=("n_head_kv",),
+            ignored=dict.fromkeys(("parallel_attn", "multi_query"), "this kind of config always has it"),
+        ),
+        cs=replace(CS, write=CS_WRITE),
     )
 
 
@@ -261,7 +277,7 @@ FLAVOURS = (
 )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+def sizes(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """Head counts of a Cerebras ``model`` section; rotary rows are all rows of a head."""
     found = numbers(model, {"heads": cs.get("num_heads"), "kv_heads": kv_heads(cs), "rotary": cs.get("rotary_dim")})
     return {**found, "q_per_kv": found["heads"] // found["kv_heads"]}
@@ -269,6 +285,15 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
 
 NOTES = "no ALiBi; one norm with grouped key/value heads: to Cerebras only"
 FALCON = Family(
-    "falcon", TENSORS, CONFIG, dims, "falcon", "falcon", "FalconForCausalLM", flavours=FLAVOURS, notes=NOTES
+    name="falcon",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=sizes,
+    cs_name="falcon",
+    hf_type="falcon",
+    architecture="FalconForCausalLM",
+    mup="refuse",
+    flavours=FLAVOURS,
+    notes=NOTES,
 )
-FALCON_HEADLESS = replace(FALCON, name="falcon-headless", table=HEADLESS, architecture="FalconModel")
+FALCON_HEADLESS = FALCON.derived(name="falcon-headless", mup="refuse", table=HEADLESS, architecture="FalconModel")

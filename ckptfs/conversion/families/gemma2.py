@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable, one_of
-from ckptfs.conversion.families import llama
-from ckptfs.conversion.families.decoder import rope_parameters, whole_rotary
+from ckptfs.conversion.families.decoder import ROPE_READS, features_off, rope_parameters, whole_rotary
+from ckptfs.conversion.families.llama_like import ATTENTION, ATTENTION_BIAS, EMBEDDING, KV_GROUPS, MLP, sizes
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import AddScalar
 from ckptfs.conversion.rules import Table, copy, same, under, with_cs_extra
@@ -22,13 +22,14 @@ NORMS = {
     "post_feedforward_layernorm": "norm3_post",
 }
 LAYER = [
-    *(rule for rule in llama.LAYER if "layernorm" not in rule.hf[0].text),
+    *ATTENTION,
+    *MLP,
     *(same(f"{hf}.weight", f"{cs}.weight", AddScalar(1)) for hf, cs in NORMS.items()),
 ]
 NORM = with_cs_extra(same("norm.weight", "transformer_decoder.norm.weight", AddScalar(1)), {"ln_f.weight": copy})
 TENSORS = Table(
     (
-        *under("model.", "", [llama.EMBEDDING, NORM, *under("layers.{i}.", "transformer_decoder.layers.{i}.", LAYER)]),
+        *under("model.", "", [EMBEDDING, NORM, *under("layers.{i}.", "transformer_decoder.layers.{i}.", LAYER)]),
         same("lm_head.weight", "lm_head.weight"),
     )
 )
@@ -81,18 +82,6 @@ def embedding_to_hf(fields: Fields) -> Config:
     return {}
 
 
-def bias_to_cs(fields: Fields) -> Config:
-    bias = fields["attention_bias"]
-    return {"use_projection_bias_in_attention": bias, "use_ffn_bias_in_attention": bias}
-
-
-def bias_to_hf(fields: Fields) -> Config:
-    bias = fields["use_projection_bias_in_attention"]
-    if bias != fields["use_ffn_bias_in_attention"]:
-        fields.refuse("use_ffn_bias_in_attention", f"it must be as use_projection_bias_in_attention, {bias}")
-    return {"attention_bias": bias}
-
-
 def same_layers(fields: Fields) -> Config:
     """Refuse what Cerebras has no field for: scaled positions, other layers than one with a window, one without."""
     scaling = fields["rope_scaling"]
@@ -121,9 +110,14 @@ CS_CONSTANTS = {
     "use_ffn_bias": False,
     "dropout_rate": 0.0,
 }
-BIASES = ("use_projection_bias_in_attention", "use_ffn_bias_in_attention")
+KNOWN = (
+    *("embeddings_scale", "attention_logits_alpha", "attention_sliding_window_length", "attention_logit_softcapping"),
+    *("final_logit_softcapping", "norm_first_sandwich", "sliding_window_every_other_decoder_layer"),
+    "position_embedding_offset",
+)
+"""Features of the Cerebras decoder that Gemma 2 has, or checks itself."""
 CONFIG = ConfigTable(
-    names={
+    renames={
         "num_attention_heads": "num_heads",
         "rms_norm_eps": "layer_norm_epsilon",
         "attn_logit_softcapping": "attention_logit_softcapping",
@@ -138,12 +132,13 @@ CONFIG = ConfigTable(
         FieldTransform(("hidden_activation",), ("nonlinearity",), activation_to_cs, activation_to_hf),
         FieldTransform(("head_dim",), ("attention_inner_dim",), head_to_cs, head_to_hf),
         FieldTransform(("hidden_size",), ("embeddings_scale",), embedding_to_cs, embedding_to_hf),
-        FieldTransform(("attention_bias",), BIASES, bias_to_cs, bias_to_hf),
-        *llama.KV_GROUPS,
+        ATTENTION_BIAS,
+        *KV_GROUPS,
     ),
     hf=SideTable(
-        must={"model_type": "gemma2", "use_bidirectional_attention": one_of(None, False)},
-        fill={
+        constants={"model_type": "gemma2"},
+        require={"use_bidirectional_attention": one_of(None, False)},
+        defaults={
             "vocab_size": 256000,
             "hidden_size": 3072,
             "intermediate_size": 24576,
@@ -168,20 +163,22 @@ CONFIG = ConfigTable(
             "query_pre_attn_scalar": 224,
             "sliding_window": 4096,
         },
-        add={"model_type": "gemma2"},
-        prepare=(rope_parameters, whole_rotary, same_layers),
+        normalize=(rope_parameters, whole_rotary, same_layers),
+        reads=(*ROPE_READS, "rope_scaling", "layer_types", "query_pre_attn_scalar"),
+        ignored={"initializer_range": "a setting of training"},
     ),
     cs=SideTable(
-        must={
-            **CS_CONSTANTS,
+        constants=CS_CONSTANTS,
+        require={
             "use_bias_in_output": False,
             "embedding_dropout_rate": one_of(None, 0.0),
             "position_embedding_offset": 0,
             "embedding_layer_norm": False,
             "attention_type": "scaled_dot_product",
             "use_ff_layer1_dropout": False,
+            **features_off(*KNOWN),
         },
-        fill={
+        defaults={
             "embeddings_scale": 1.0,
             "embedding_layer_norm": False,
             "embedding_dropout_rate": None,
@@ -217,11 +214,22 @@ CONFIG = ConfigTable(
             "final_logit_softcapping": None,
             "attention_logits_alpha": 1,
         },
-        add=CS_CONSTANTS,
-        prepare=(dropout,),
+        normalize=(dropout,),
+        reads=("rotary_dim", "attention_logits_alpha"),
     ),
 )
 
 
 NOTES = "norms lose bits, as 1 is added; gelu_pytorch_tanh comes back as gelu"
-GEMMA2 = Family("gemma2", TENSORS, CONFIG, llama.dims, "gemma2", "gemma2", "Gemma2ForCausalLM", (2, 3), notes=NOTES)
+GEMMA2 = Family(
+    name="gemma2",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=sizes,
+    cs_name="gemma2",
+    hf_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    since=(2, 3),
+    mup="refuse",
+    notes=NOTES,
+)

@@ -5,13 +5,19 @@ Hugging Face's Conv1D keeps weights as (in, out) and packs q, k, v in one; Cereb
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
-from ckptfs.conversion.families.decoder import GENERATED_HEAD, causal_mask_of, final_norm, no_numbers
+from ckptfs.conversion.families.decoder import (
+    GPT_ALIASES,
+    causal_mask_of,
+    features_off,
+    final_norm,
+    no_numbers,
+    usual_heads,
+    with_head,
+)
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split, Transpose
-from ckptfs.conversion.rules import Context, Rule, Table, same, split, under, with_cs_extra, with_hf_extra
+from ckptfs.conversion.rules import Context, Rule, Table, same, split, under, with_hf_extra
 from ckptfs.tensors.generated import filled
 from ckptfs.tensors.tensor import Tensor
 
@@ -48,7 +54,7 @@ def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", EMBEDDING, LAYER), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True), LAYER)))
+HEADLESS = Table(tuple(body("", with_head(EMBEDDING), LAYER)))
 
 
 def inner(fields: Fields) -> Config:
@@ -76,8 +82,13 @@ def attention_to_hf(fields: Fields) -> Config:
 
 ATTENTION = FieldTransform(("scale_attn_weights",), ("attention_type",), attention_to_cs, attention_to_hf)
 SAME_NAMES = ("vocab_size", "rotary_dim", "layer_norm_epsilon", "initializer_range")
+SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+IGNORED = {
+    **dict.fromkeys(SUMMARY, "a setting of the head for multiple choice"),
+    "n_ctx": "an older copy of n_positions that the class does not read",
+}
 CONFIG = ConfigTable(
-    names={
+    renames={
         "embd_pdrop": "embedding_dropout_rate",
         "tie_word_embeddings": "share_embedding_weights",
         "n_embd": "hidden_size",
@@ -92,13 +103,16 @@ CONFIG = ConfigTable(
     },
     transforms=(ATTENTION,),
     hf=SideTable(
-        must={"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False},
-        fill={"tie_word_embeddings": True},
-        add={"model_type": "gpt2"},
-        prepare=(inner,),
+        constants={"model_type": "gpt2"},
+        require={"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False},
+        defaults={"tie_word_embeddings": True},
+        normalize=(inner,),
+        aliases=GPT_ALIASES,
+        ignored=IGNORED,
     ),
     cs=SideTable(
-        must={
+        constants={"use_bias_in_output": False},
+        require={
             "norm_type": "layernorm",
             "position_embedding_type": "learned",
             "use_position_embedding": True,
@@ -106,18 +120,27 @@ CONFIG = ConfigTable(
             "use_projection_bias_in_attention": True,
             "use_ffn_bias_in_attention": True,
             "use_ffn_bias": True,
-            "use_bias_in_output": False,
             "fixed_sparse_attention": None,
             "norm_first": True,
             "use_ff_layer1_dropout": False,
+            **features_off(),
         },
-        fill={"share_embedding_weights": True},
-        add={"use_bias_in_output": False},
-        prepare=(dropouts,),
+        defaults={"share_embedding_weights": True},
+        normalize=(dropouts, usual_heads),
     ),
 )
 
 
 NOTES = "grouped key/value heads have no place in the Hugging Face config"
-GPT2 = Family("gpt2", TENSORS, CONFIG, no_numbers, "gpt2", "gpt2", "GPT2LMHeadModel", mup="fold", notes=NOTES)
-GPT2_HEADLESS = replace(GPT2, name="gpt2-headless", table=HEADLESS, architecture="GPT2Model")
+GPT2 = Family(
+    name="gpt2",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=no_numbers,
+    cs_name="gpt2",
+    hf_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    mup="fold",
+    notes=NOTES,
+)
+GPT2_HEADLESS = GPT2.derived(name="gpt2-headless", mup="fold", table=HEADLESS, architecture="GPT2Model")

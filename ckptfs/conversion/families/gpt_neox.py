@@ -6,24 +6,24 @@ Hugging Face packs q, k, v head by head; rotary rows (the first rotary_dim of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
-    GENERATED_HEAD,
     causal_mask_of,
     final_norm,
     numbers,
     rope_parameters,
     rope_scaling,
+    usual_heads,
+    with_head,
 )
-from ckptfs.conversion.families.gptj import CS_FILL, CS_MUST
+from ckptfs.conversion.families.gptj import CS_DEFAULTS, CS_REQUIRE
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Each, Split, permute_for_rope, ungroup_heads
-from ckptfs.conversion.rules import Context, Rule, Table, same, split, under, with_cs_extra, with_hf_extra
+from ckptfs.conversion.rules import Context, Rule, Table, same, split, under, with_hf_extra
 from ckptfs.tensors.generated import constant, filled
 from ckptfs.tensors.tensor import Tensor
 
@@ -34,7 +34,7 @@ def masked_bias(context: Context, bias: Tensor) -> Tensor:
 
 def inv_freq(context: Context, bias: Tensor) -> Tensor:
     """Rotary frequencies, 1 / base^(2j/r), in float32 as the model computes them."""
-    r = context.dims["rotary"]
+    r = context.sizes["rotary"]
     exponents = np.arange(0, r, 2, dtype=np.float32) / np.float32(r)
     powers = np.power(float(context.hf["rotary_emb_base"]), exponents.astype(np.float64)).astype(np.float32)
     return constant("float32", np.float32(1) / powers)
@@ -70,7 +70,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("gpt_neox.", EMBEDDING), same("embed_out.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_head(EMBEDDING))))
 
 
 def no_rotary(fields: Fields) -> Config:
@@ -105,7 +105,7 @@ CS_CONSTANTS = {
     "embedding_dropout_rate": 0.0,
 }
 CONFIG = ConfigTable(
-    names={
+    renames={
         "tie_word_embeddings": "share_embedding_weights",
         "num_attention_heads": "num_heads",
         "intermediate_size": "filter_size",
@@ -120,13 +120,9 @@ CONFIG = ConfigTable(
         rope_scaling(("linear", "yarn", "longrope"), llama_like=False),
     ),
     hf=SideTable(
-        must={
-            "model_type": "gpt_neox",
-            "scale_attn_weights": True,
-            "rotary_emb_base": 10000,
-            "use_parallel_residual": True,
-        },
-        fill={
+        constants={"rotary_emb_base": 10000, "model_type": "gpt_neox"},
+        require={"scale_attn_weights": True, "use_parallel_residual": True, "attention_bias": True},
+        defaults={
             "vocab_size": 50432,
             "hidden_size": 6144,
             "num_hidden_layers": 44,
@@ -142,23 +138,40 @@ CONFIG = ConfigTable(
             "use_parallel_residual": True,
             "rope_scaling": None,
         },
-        add={"rotary_pct": 1.0, "rotary_emb_base": 10000, "model_type": "gpt_neox"},
-        prepare=(no_rotary, base_and_pct),
+        write={"rotary_pct": 1.0},
+        normalize=(no_rotary, base_and_pct),
+        aliases={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+        reads=("rope_parameters", "rotary"),
     ),
     cs=SideTable(
-        must={**CS_MUST, **CS_CONSTANTS, "position_embedding_type": "rotary"},
-        fill={**CS_FILL, "pos_scaling_factor": 1.0},
-        add={**CS_CONSTANTS, "residual_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
+        constants=CS_CONSTANTS,
+        require={
+            **{name: value for name, value in CS_REQUIRE.items() if name not in CS_CONSTANTS},
+            "position_embedding_type": "rotary",
+        },
+        defaults={**CS_DEFAULTS, "pos_scaling_factor": 1.0},
+        write={"residual_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
+        normalize=(usual_heads,),
     ),
 )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+def sizes(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """heads and rotary of a Cerebras ``model`` section."""
     return numbers(model, {"heads": cs.get("num_heads"), "rotary": cs.get("rotary_dim")})
 
 
 GPT_NEOX = Family(
-    "gpt-neox", TENSORS, CONFIG, dims, "gpt-neox", "gpt_neox", "GPTNeoXForCausalLM", notes="rotary base 10000 only"
+    name="gpt-neox",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=sizes,
+    cs_name="gpt-neox",
+    hf_type="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    mup="refuse",
+    notes="rotary base 10000 only",
 )
-GPT_NEOX_HEADLESS = replace(GPT_NEOX, name="gpt-neox-headless", table=HEADLESS, architecture="GPTNeoXModel")
+GPT_NEOX_HEADLESS = GPT_NEOX.derived(
+    name="gpt-neox-headless", mup="refuse", table=HEADLESS, architecture="GPTNeoXModel"
+)

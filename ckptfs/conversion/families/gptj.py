@@ -5,15 +5,21 @@ Both sides keep rotary rows in pairs, so GPT-J is renames only. CodeGen packs q,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import GENERATED_HEAD, final_norm, no_numbers
+from ckptfs.conversion.families.decoder import (
+    GPT_ALIASES,
+    features_off,
+    final_norm,
+    no_numbers,
+    usual_heads,
+    with_head,
+)
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Reorder, Split, ungroup_heads
-from ckptfs.conversion.rules import Rule, Table, hf_only, same, split, under, with_cs_extra
+from ckptfs.conversion.rules import Rule, Table, hf_only, same, split, under
 
 SHARED = [
     same("ln_1.{p}", "norm1.{p}"),
@@ -42,7 +48,7 @@ def body(prefix: str, embedding: Rule, layer: list[Rule]) -> list[Rule]:
 def tables(layer: list[Rule]) -> tuple[Table, Table]:
     """With and without a head."""
     head = same("lm_head.{p}", "lm_head.{p}")
-    headless = body("", with_cs_extra(EMBEDDING, GENERATED_HEAD, last=True), layer)
+    headless = body("", with_head(EMBEDDING), layer)
     return Table((*body("transformer.", EMBEDDING, layer), head)), Table(tuple(headless))
 
 
@@ -69,8 +75,8 @@ def four_heads(name: str) -> Any:
     return check
 
 
-NAMES = {**gpt2.CONFIG.names, "resid_pdrop": "residual_dropout_rate"}
-HF_FILL = {
+NAMES = {**gpt2.CONFIG.renames, "resid_pdrop": "residual_dropout_rate"}
+HF_DEFAULTS = {
     "vocab_size": 50400,
     "n_positions": 2048,
     "n_embd": 4096,
@@ -85,7 +91,7 @@ HF_FILL = {
     "layer_norm_epsilon": 1e-05,
     "tie_word_embeddings": False,
 }
-CS_MUST = {
+CS_REQUIRE = {
     "norm_type": "layernorm",
     "use_position_embedding": True,
     "attention_type": "scaled_dot_product",
@@ -97,8 +103,9 @@ CS_MUST = {
     "norm_first": True,
     "use_ff_layer1_dropout": False,
     "use_untied_layer_norm": False,
+    **features_off(),
 }
-CS_FILL = {
+CS_DEFAULTS = {
     "max_position_embeddings": 1024,
     "embedding_dropout_rate": 0.1,
     "share_embedding_weights": True,
@@ -114,7 +121,7 @@ CS_FILL = {
     "use_bias_in_output": False,
     "norm_first": True,
 }
-CS_ADD = {
+CS_WRITE = {
     "use_untied_layer_norm": False,
     "use_ffn_bias_in_attention": False,
     "use_projection_bias_in_attention": False,
@@ -123,41 +130,62 @@ CS_ADD = {
     "attention_type": "scaled_dot_product",
 }
 CONFIG = ConfigTable(
-    names={**NAMES, "use_bias_in_output": "use_bias_in_output"},
+    renames={**NAMES, "use_bias_in_output": "use_bias_in_output"},
     transforms=(FieldTransform(("rotary",), ("position_embedding_type",), rotary_to_cs, rotary_to_hf),),
     hf=SideTable(
-        must={"model_type": "gptj", "scale_attn_weights": True},
-        fill=HF_FILL,
-        add={"model_type": "gptj"},
-        prepare=(gpt2.inner,),
+        constants={"model_type": "gptj"},
+        require={"scale_attn_weights": True},
+        defaults=HF_DEFAULTS,
+        normalize=(gpt2.inner,),
+        aliases=GPT_ALIASES,
+        ignored=gpt2.IGNORED,
     ),
-    cs=SideTable(must=CS_MUST, fill=CS_FILL, add=CS_ADD),
+    cs=SideTable(require=CS_REQUIRE, defaults=CS_DEFAULTS, write=CS_WRITE, normalize=(usual_heads,)),
 )
 CODEGEN_CONFIG = ConfigTable(
-    names=NAMES,
+    renames=NAMES,
     hf=SideTable(
-        must={"model_type": "codegen", "scale_attn_weights": True},
-        fill={**HF_FILL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-        add={"model_type": "codegen"},
-        prepare=(gpt2.inner, four_heads("n_head")),
+        constants={"model_type": "codegen"},
+        require={"scale_attn_weights": True},
+        defaults={**HF_DEFAULTS, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        normalize=(gpt2.inner, four_heads("n_head")),
+        aliases=GPT_ALIASES,
+        ignored=gpt2.IGNORED,
     ),
     cs=SideTable(
-        must={**CS_MUST, "position_embedding_type": "rotary", "use_bias_in_output": True},
-        fill=CS_FILL,
-        add=CS_ADD,
-        prepare=(four_heads("num_heads"),),
+        require={**CS_REQUIRE, "position_embedding_type": "rotary", "use_bias_in_output": True},
+        defaults=CS_DEFAULTS,
+        write=CS_WRITE,
+        normalize=(four_heads("num_heads"), usual_heads),
     ),
 )
 
 TENSORS, HEADLESS = tables(LAYER)
 GPTJ = Family(
-    "gptj", TENSORS, CONFIG, no_numbers, "gptj", "gptj", "GPTJForCausalLM", (2, 0), mup="fold", mup_since=(2, 3)
+    name="gptj",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=no_numbers,
+    cs_name="gptj",
+    hf_type="gptj",
+    architecture="GPTJForCausalLM",
+    since=(2, 0),
+    mup="fold",
+    mup_since=(2, 3),
 )
-GPTJ_HEADLESS = replace(GPTJ, name="gptj-headless", table=HEADLESS, architecture="GPTJModel")
+GPTJ_HEADLESS = GPTJ.derived(name="gptj-headless", mup="fold", table=HEADLESS, architecture="GPTJModel")
 CODEGEN_TENSORS, CODEGEN_HEADLESS_TENSORS = tables(CODEGEN_LAYER)
 CODEGEN = Family(
-    "codegen", CODEGEN_TENSORS, CODEGEN_CONFIG, no_numbers, "gptj", "codegen", "CodeGenForCausalLM", (2, 0)
+    name="codegen",
+    table=CODEGEN_TENSORS,
+    config=CODEGEN_CONFIG,
+    sizes=no_numbers,
+    cs_name="gptj",
+    hf_type="codegen",
+    architecture="CodeGenForCausalLM",
+    since=(2, 0),
+    mup="refuse",
 )
-CODEGEN_HEADLESS = replace(
-    CODEGEN, name="codegen-headless", table=CODEGEN_HEADLESS_TENSORS, architecture="CodeGenModel"
+CODEGEN_HEADLESS = CODEGEN.derived(
+    name="codegen-headless", mup="refuse", table=CODEGEN_HEADLESS_TENSORS, architecture="CodeGenModel"
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptfs.conversion.components import component, component_config, joined, within
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
-from ckptfs.conversion.families import llama
+from ckptfs.conversion.families import llama, llama_like
 from ckptfs.conversion.families.vit import CLIP_BODY, CLIP_CONFIG
 from ckptfs.conversion.family import AddMissing, Family
 from ckptfs.conversion.rules import Context, Table, cs_only, hf_only, same, under
@@ -50,7 +50,7 @@ def vision_config(fields: Fields) -> Config:
     found = fields.get("vision_config")
     if not isinstance(found, Mapping):
         return {}
-    return {**CLIP_CONFIG.hf.fill, "model_type": "clip_vision_model", **found}
+    return {**CLIP_CONFIG.hf.defaults, "model_type": "clip_vision_model", **found}
 
 
 def mlp(inputs: Any, units: Any, n: int) -> dict[str, Any]:
@@ -128,18 +128,37 @@ FREEZE = FieldTransform(("text_model/tune_mm_mlp_adapter",), ("freeze",), freeze
 IMAGE_CONFIG = replace(
     CLIP_CONFIG,
     hf=replace(
-        CLIP_CONFIG.hf, add={**CLIP_CONFIG.hf.add, "architectures": ["CLIPVisionModel"]}, prepare=(vision_config,)
+        CLIP_CONFIG.hf,
+        write={**CLIP_CONFIG.hf.write, "architectures": ["CLIPVisionModel"]},
+        normalize=(vision_config,),
+        reads=("vision_config",),
+        ignored={
+            **CLIP_CONFIG.hf.ignored,
+            **dict.fromkeys(("text_config", "vision_config_dict", "text_config_dict"), "the other part of CLIP"),
+            "logit_scale_init_value": "a setting of training",
+        },
     ),
-    cs=replace(CLIP_CONFIG.cs, add={**CLIP_CONFIG.cs.add, "name": "ViTModel"}),
+    cs=replace(CLIP_CONFIG.cs, write={**CLIP_CONFIG.cs.write, "name": "ViTModel"}),
 )
+TUNING = ("tune_mm_vision_resampler", "freeze_mm_vision_resampler", "freeze_mm_mlp_adapter")
+TEXT_IGNORED = {
+    "model_type": "any kind of LLaVA is read",
+    "mm_vision_tower": "the path of the image encoder",
+    **dict.fromkeys((*TUNING, "unfreeze_mm_vision_tower", "mm_vision_tower_lr"), "a setting of training"),
+    **dict.fromkeys(("mm_projector_lr", "use_mm_proj", "tokenizer_padding_side"), "a setting of training"),
+    **dict.fromkeys(
+        ("image_aspect_ratio", "tokenizer_model_max_length", "image_grid_pinpoints"), "a setting of inputs"
+    ),
+}
 TOKENS = {"mm_use_im_start_end": False, "mm_use_im_patch_token": False}
 TEXT_CONFIG = replace(
     llama.CONFIG,
     hf=replace(
         llama.CONFIG.hf,
-        must=TOKENS,
-        add={
-            **TOKENS,
+        constants=TOKENS,
+        reads=(*llama.CONFIG.hf.reads, "mm_hidden_size"),
+        ignored={**llama.CONFIG.hf.ignored, **TEXT_IGNORED},
+        write={
             "model_type": "llava",
             "architectures": ["LlavaLlamaForCausalLM"],
             "bos_token_id": 1,
@@ -154,7 +173,7 @@ TEXT_CONFIG = replace(
             "unfreeze_mm_vision_tower": False,
         },
     ),
-    cs=replace(llama.CONFIG.cs, add={**llama.CONFIG.cs.add, "name": "LlamaModel"}),
+    cs=replace(llama.CONFIG.cs, write={**llama.CONFIG.cs.write, "name": "LlamaModel"}),
 )
 TOP = {
     "loss_weight": 1.0,
@@ -177,17 +196,17 @@ def config(image: str, block: str, mode: str, layer: str, **top: Any) -> ConfigT
         component_config("image_model", image, IMAGE_CONFIG),
         component_config("text_model", "text_model", TEXT_CONFIG),
         ConfigTable(
-            names={"text_model/mm_vision_select_feature": mode},
+            renames={"text_model/mm_vision_select_feature": mode},
             transforms=(projector, select_layer(layer), FREEZE),
-            hf=SideTable(prepare=(projector_fits,)),
-            cs=SideTable(add={**TOP, **top, mode: "patch"}),
+            hf=SideTable(normalize=(projector_fits,)),
+            cs=SideTable(write={**TOP, **top, mode: "patch"}, ignored={"image_start_idx": "a setting of inputs"}),
         ),
     )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+def sizes(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """Those of the text model."""
-    return llama.dims(model, within(cs, "text_model/"))
+    return llama_like.sizes(model, within(cs, "text_model/"))
 
 
 def preprocessor(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -229,19 +248,20 @@ def made_linear(i: int, inputs: int, outputs: int) -> dict[str, Tensor]:
 
 
 LLAVA = Family(
-    "llava",
-    tensors("image_model.", "projector_image_model.", "image_model"),
-    config(
+    name="llava",
+    table=tensors("image_model.", "projector_image_model.", "image_model"),
+    config=config(
         "image_model",
         "projector/image_model",
         "image_feature_select_mode",
         "image_feature_select_layer_idx",
         image_start_idx=1,
     ),
-    dims,
-    "llava",
-    "image_model/clip_vision_model",
-    "CLIPVisionModel, LlavaLlamaForCausalLM",
+    sizes=sizes,
+    cs_name="llava",
+    hf_type="image_model/clip_vision_model",
+    architecture="CLIPVisionModel, LlavaLlamaForCausalLM",
+    mup="refuse",
     since=(2, 2),
     components=("image_model", "text_model"),
     sections=("image_model", "text_model", "projector"),
@@ -255,9 +275,9 @@ LLAVA = Family(
 def mmsimple(image: str, **fields: Any) -> Family:
     """MMSimple-LLaVA with the image encoder at this place in the config."""
     keys, block = "image_model.projection.", "image_model_list/global_image_projection"
-    return replace(
-        LLAVA,
+    return LLAVA.derived(
         name="mmsimple-llava",
+        mup="refuse",
         table=tensors("image_model.image_model_list.0.0.", keys, image),
         config=config(image, block, "image_model_list/image_feature_select_mode", f"{image}/image_layer_idx"),
         cs_name="multimodal_simple",

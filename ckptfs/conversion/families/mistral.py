@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform
-from ckptfs.conversion.families import llama
-from ckptfs.conversion.families.decoder import GENERATED_HEAD
+from ckptfs.conversion.config import Config, Fields, FieldTransform, SideTable
+from ckptfs.conversion.families.llama import LLAMA
+from ckptfs.conversion.families.llama_like import ATTENTION, HF_DEFAULTS, LAYER, NORMS, llama_like, sizes, tables
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Stack
-from ckptfs.conversion.rules import Table, same, stack, with_cs_extra
+from ckptfs.conversion.rules import same, stack
 
 FUSED = "ffn.experts.fused_ffns"
 EXPERTS = "block_sparse_moe.experts.{e}"
-MIXTRAL_LAYER = [
-    *(rule for rule in llama.LAYER if not rule.hf[0].text.startswith("mlp.")),
+MIXTURE = [
     same("block_sparse_moe.gate.weight", "ffn.gate.weight"),
     stack(f"{EXPERTS}.w1.weight", f"{FUSED}.0.linear_layer_for_glu.expert_weights", Stack(), over="e"),
     stack(f"{EXPERTS}.w3.weight", f"{FUSED}.0.linear_layer.expert_weights", Stack(), over="e"),
     stack(f"{EXPERTS}.w2.weight", f"{FUSED}.1.linear_layer.expert_weights", Stack(), over="e"),
 ]
-MIXTRAL_TENSORS = Table((*llama.body("model.", llama.EMBEDDING, MIXTRAL_LAYER), same("lm_head.{p}", "lm_head.{p}")))
-MIXTRAL_HEADLESS_TENSORS = Table(
-    tuple(llama.body("", with_cs_extra(llama.EMBEDDING, GENERATED_HEAD, last=True), MIXTRAL_LAYER))
-)
+TENSORS, HEADLESS = tables(LAYER)
+MIXTRAL_TENSORS, MIXTRAL_HEADLESS_TENSORS = tables([*NORMS, *ATTENTION, *MIXTURE])
 
 MOE = {
     "num_local_experts": "num_experts",
@@ -53,49 +47,52 @@ def moe_to_hf(fields: Fields) -> Config:
     return {hf: moe.need(cs, "it belongs into the section moe") for hf, cs in MOE.items()}
 
 
-def config_of(model_type: str, *transforms: FieldTransform, **add: Any) -> ConfigTable:
-    """Llama's table for another *model_type*, with a sliding window.
-
-    Key/value heads and the window are always written: a Mistral config without them means 8 and 4096.
-    """
-    base = llama.CONFIG
-    return replace(
-        base,
-        names={**base.names, "sliding_window": "attention_sliding_window_length"},
-        transforms=(*base.transforms, *transforms),
-        cs=replace(
-            base.cs, fill={**base.cs.fill, "extra_attention_params": {}, "attention_sliding_window_length": None}
-        ),
-        hf=replace(base.hf, must={"model_type": model_type}, add={"model_type": model_type, **add}),
-    )
-
-
-CONFIG = config_of("mistral", architectures=["MistralForCausalLM"])
-_MIXTRAL = config_of("mixtral", FieldTransform(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf))
-MIXTRAL_CONFIG = replace(
-    _MIXTRAL,
-    hf=replace(_MIXTRAL.hf, prepare=(*_MIXTRAL.hf.prepare, has_experts)),
-    cs=replace(_MIXTRAL.cs, prepare=(*_MIXTRAL.cs.prepare, has_moe)),
+WINDOW = {"sliding_window": "attention_sliding_window_length"}
+ALWAYS: Config = {"extra_attention_params": {}, "attention_sliding_window_length": None}
+"""Key/value heads and the window are always written: a Mistral config without them means 8 and 4096."""
+CONFIG = llama_like(
+    SideTable(constants={"model_type": "mistral"}, write={"architectures": ["MistralForCausalLM"]}),
+    defaults=HF_DEFAULTS,
+    renames=WINDOW,
+    cs=SideTable(defaults=ALWAYS),
+)
+MIXTRAL_CONFIG = llama_like(
+    SideTable(
+        constants={"model_type": "mixtral"},
+        normalize=(has_experts,),
+        aliases={"num_experts": "num_local_experts"},
+        ignored=dict.fromkeys(("output_router_logits", "router_jitter_noise"), "a setting of training"),
+    ),
+    defaults=HF_DEFAULTS,
+    renames=WINDOW,
+    transforms=(FieldTransform(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf),),
+    cs=SideTable(defaults=ALWAYS, normalize=(has_moe,)),
 )
 
-MISTRAL = replace(
-    llama.LLAMA, name="mistral", config=CONFIG, cs_name="mistral", hf_type="mistral", architecture="MistralForCausalLM"
+NOTES = "no biases; all rows of a head are rotary"
+MISTRAL = LLAMA.derived(
+    name="mistral",
+    mup="fold",
+    table=TENSORS,
+    config=CONFIG,
+    cs_name="mistral",
+    hf_type="mistral",
+    architecture="MistralForCausalLM",
+    notes=NOTES,
 )
-MISTRAL_HEADLESS = replace(
-    MISTRAL, name="mistral-headless", table=llama.HEADLESS, architecture="MistralModel", mup="config"
-)
+MISTRAL_HEADLESS = MISTRAL.derived(name="mistral-headless", mup="config", table=HEADLESS, architecture="MistralModel")
 MIXTRAL = Family(
-    "mixtral",
-    MIXTRAL_TENSORS,
-    MIXTRAL_CONFIG,
-    llama.dims,
-    "mixtral",
-    "mixtral",
-    "MixtralForCausalLM",
-    (2, 3),
+    name="mixtral",
+    table=MIXTRAL_TENSORS,
+    config=MIXTRAL_CONFIG,
+    sizes=sizes,
+    cs_name="mixtral",
+    hf_type="mixtral",
+    architecture="MixtralForCausalLM",
+    since=(2, 3),
     mup="config",
-    notes=llama.NOTES,
+    notes=NOTES,
 )
-MIXTRAL_HEADLESS = replace(
-    MIXTRAL, name="mixtral-headless", table=MIXTRAL_HEADLESS_TENSORS, architecture="MixtralModel"
+MIXTRAL_HEADLESS = MIXTRAL.derived(
+    name="mixtral-headless", mup="config", table=MIXTRAL_HEADLESS_TENSORS, architecture="MixtralModel"
 )

@@ -12,9 +12,9 @@ from typing import Any
 
 from ckptfs.conversion.components import component_config, joined, within
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable, one_of
-from ckptfs.conversion.families import llama
+from ckptfs.conversion.families import llama_like
 from ckptfs.conversion.families.decoder import nothing, numbers
-from ckptfs.conversion.families.vit import LENSES as VIT_LENSES
+from ckptfs.conversion.families.vit import TRANSFORMS as VIT_TRANSFORMS
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding import mup
 from ckptfs.conversion.ops import ConvToLinear
@@ -48,7 +48,7 @@ IMAGE = [
     *under("transformer.layers.{i}.", "transformer.layers.{i}.", IMAGE_LAYER),
     *under("global_transformer.layers.{i}.", "global_transformer.layers.{i}.", [*IMAGE_LAYER, *GATES]),
 ]
-TEXT = llama.body("", llama.EMBEDDING, [*llama.LAYER, *CROSS_ATTENTION])
+TEXT = llama_like.body("", llama_like.EMBEDDING, [*llama_like.LAYER, *CROSS_ATTENTION])
 
 
 def named(new: str, old: str, cs: str, rules: list[Rule]) -> list[Rule]:
@@ -68,29 +68,29 @@ TENSORS = Table(
 
 SPECIAL_TOKENS = 8
 """Rows of the embedding beyond the vocabulary, for the image."""
-TEXT_CONFIG = replace(
-    llama.CONFIG,
-    names={**llama.CONFIG.names, "cross_attention_layers": "cross_attention_layers"},
-    hf=replace(
-        llama.CONFIG.hf,
-        must={"model_type": one_of("mllama_text_model", "llama")},
-        fill={
-            **llama.CONFIG.hf.fill,
-            "vocab_size": 128256,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 40,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 500000.0,
-            "max_position_embeddings": 131072,
-            "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
-        },
+TEXT_CONFIG = llama_like.llama_like(
+    SideTable(
+        require={"model_type": one_of("mllama_text_model", "llama")},
+        write={"model_type": "llama"},
+        ignored={"dropout": llama_like.NO_DROPOUT},
     ),
-    cs=replace(
-        llama.CONFIG.cs,
-        must={**llama.CONFIG.cs.must, "num_extra_input_vocab_tokens": SPECIAL_TOKENS},
-        fill={**llama.CONFIG.cs.fill, "num_extra_input_vocab_tokens": SPECIAL_TOKENS},
-        add={**llama.CONFIG.cs.add, "name": "llama", "num_extra_input_vocab_tokens": SPECIAL_TOKENS},
+    defaults={
+        **llama_like.HF_DEFAULTS,
+        "vocab_size": 128256,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 131072,
+        "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+    },
+    renames={"cross_attention_layers": "cross_attention_layers"},
+    head_dim=False,
+    cs=SideTable(
+        constants={"num_extra_input_vocab_tokens": SPECIAL_TOKENS},
+        defaults={"num_extra_input_vocab_tokens": SPECIAL_TOKENS},
+        write={"name": "llama"},
     ),
 )
 
@@ -105,32 +105,44 @@ def tiles(fields: Fields) -> Config:
     return {} if most == USUAL_TILES else {"max_num_tiles": most}
 
 
+def enough_tiles(fields: Fields) -> Config:
+    """Refuse a number of tiles that the aspect ratios do not give: the way back would be another model."""
+    most = max(wide * high for wide, high in fields["supported_aspect_ratios"])
+    if fields.get("max_num_tiles", most) != most:
+        fields.refuse("max_num_tiles", f"supported_aspect_ratios have at most {most} tiles")
+    return {}
+
+
 COPIED = (
     *("hidden_size", "initializer_range", "intermediate_layers_indices", "num_channels", "num_global_layers"),
     *("num_hidden_layers", "supported_aspect_ratios", "vision_output_dim"),
 )
 MUP = ("mup_base_hidden_size", "mup_base_filter_size")
 """muP is known of the text model only."""
-IMAGE_MUST = {
+IMAGE_CONSTANTS = {
     "use_projection_bias_in_attention": True,
     "use_ffn_bias_in_attention": False,
     "use_ffn_bias": True,
     "use_conv_patchified_embedding": False,
 }
 IMAGE_CONFIG = ConfigTable(
-    names={
+    renames={
         **dict(zip(COPIED, COPIED, strict=True)),
         "norm_eps": "layer_norm_epsilon",
         "attention_heads": "num_heads",
         "intermediate_size": "filter_size",
     },
     transforms=(
-        *VIT_LENSES,
+        *VIT_TRANSFORMS,
         FieldTransform((), ("supported_aspect_ratios",), nothing, tiles),
     ),
     hf=SideTable(
-        must={"model_type": "mllama_vision_model"},
-        fill={
+        require={"model_type": "mllama_vision_model"},
+        aliases={"num_attention_heads": "attention_heads"},
+        reads=("max_num_tiles",),
+        normalize=(enough_tiles,),
+        ignored={"tie_word_embeddings": "there is nothing to tie"},
+        defaults={
             "hidden_size": 1280,
             "hidden_act": "gelu",
             "num_hidden_layers": 32,
@@ -147,7 +159,7 @@ IMAGE_CONFIG = ConfigTable(
             "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
         },
     ),
-    cs=SideTable(must={**IMAGE_MUST, **dict.fromkeys(MUP, None)}, add={**IMAGE_MUST, "name": "MllamaVisionModel"}),
+    cs=SideTable(constants=IMAGE_CONSTANTS, require=dict.fromkeys(MUP, None), write={"name": "MllamaVisionModel"}),
 )
 
 
@@ -173,16 +185,19 @@ CONFIG = replace(
         component_config("text_config", "text_model", TEXT_CONFIG),
         ConfigTable(
             {},
-            SideTable(must={"model_type": "mllama"}, add={"model_type": "mllama"}),
-            SideTable(prepare=(padding,)),
+            SideTable(
+                constants={"model_type": "mllama"},
+                ignored=dict.fromkeys(("image_token_index", "image_token_id"), "a token of the tokenizer"),
+            ),
+            SideTable(normalize=(padding,), reads=tuple(OUTSIDE)),
             (FieldTransform((), ("pad_token_id",), nothing, padding_to_hf),),
         ),
     ),
-    outside=OUTSIDE,
+    outside_model=OUTSIDE,
 )
 
 
-def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
+def sizes(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
     """llama's numbers of the text model; channels and side length of the image's patches."""
     image = within(cs, "image_model/")
     side = image.get("patch_size")
@@ -191,18 +206,18 @@ def dims(model: str, cs: Mapping[str, Any]) -> dict[str, int]:
         "patch_size": side[0] if isinstance(side, list) and side else side,
     }
     why = "the image's patches have that size"
-    return {**llama.dims(model, within(cs, "text_model/")), **numbers(f"{model} image_model", patches, why)}
+    return {**llama_like.sizes(model, within(cs, "text_model/")), **numbers(f"{model} image_model", patches, why)}
 
 
 MLLAMA = Family(
-    "mllama",
-    TENSORS,
-    CONFIG,
-    dims,
-    "mllama",
-    "mllama",
-    "MllamaForConditionalGeneration",
-    (2, 4),
+    name="mllama",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=sizes,
+    cs_name="mllama",
+    hf_type="mllama",
+    architecture="MllamaForConditionalGeneration",
+    since=(2, 4),
     mup="fold",
     mup_rules=mup.under("text_model.model.", mup.DECODER, "text_model/"),
     cs_prefix=False,

@@ -6,10 +6,18 @@ from dataclasses import replace
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import OLD_SLOPES, SLOPES, alibi_slopes, final_norm, heads
+from ckptfs.conversion.families.decoder import (
+    OLD_SLOPES,
+    SLOPES,
+    alibi_slopes,
+    features_off,
+    final_norm,
+    heads,
+    usual_heads,
+)
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split
-from ckptfs.conversion.rules import Rule, Table, copy, cs_only, same, split, under, with_cs_extra
+from ckptfs.conversion.rules import AT_END, Rule, Table, copy, cs_only, same, split, under, with_cs_extra
 
 QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
@@ -27,7 +35,7 @@ OLD_POSITIONS = replace(gpt2.POSITIONS, cs=gpt2.POSITIONS.cs_also, cs_also=gpt2.
 
 def body(prefix: str, positions: Rule, slopes: str, dropped: str) -> Table:
     """The whole model, with the Hugging Face *prefix*; slopes are written under one name and dropped under both."""
-    embedding = with_cs_extra(EMBEDDING, {slopes: alibi_slopes}, last=True)
+    embedding = with_cs_extra(EMBEDDING, {slopes: alibi_slopes}, position=AT_END)
     layers = under("blocks.{i}.", "transformer_decoder.layers.{i}.", LAYER)
     rules = under(prefix, "", [embedding, positions, *layers, final_norm("norm_f")])
     return Table((*rules, *cs_only(dropped)))
@@ -126,7 +134,7 @@ CS_CONSTANTS = {
     "nonlinearity": "gelu",
 }
 CONFIG = ConfigTable(
-    names={
+    renames={
         "emb_pdrop": "embedding_dropout_rate",
         "tie_word_embeddings": "share_embedding_weights",
         "d_model": "hidden_size",
@@ -148,8 +156,14 @@ CONFIG = ConfigTable(
         FieldTransform((), ("filter_size",), norm_to_cs, filter_to_hf),
     ),
     hf=SideTable(
-        must={"model_type": "mpt", "embedding_fraction": 1.0, "logit_scale": None, "layer_norm_epsilon": 1e-05},
-        fill={
+        constants={"model_type": "mpt"},
+        require={
+            "embedding_fraction": 1.0,
+            "logit_scale": None,
+            "layer_norm_epsilon": 1e-05,
+            "learned_pos_emb": True,
+        },
+        defaults={
             "d_model": 2048,
             "n_heads": 16,
             "n_layers": 24,
@@ -166,16 +180,24 @@ CONFIG = ConfigTable(
             "norm_type": "low_precision_layernorm",
             "use_cache": False,
         },
-        add={"model_type": "mpt", "attn_config": HF_ATTENTION},
+        write={"attn_config": HF_ATTENTION},
+        aliases={"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"},
+        reads=("norm_type", "expansion_ratio"),
+        ignored={
+            "verbose": "a setting of training",
+            **dict.fromkeys(("init_config", "init_std"), "a setting of training"),
+            "emb_init_std": "a setting of training",
+        },
     ),
     cs=SideTable(
-        must={
-            **CS_CONSTANTS,
+        constants=CS_CONSTANTS,
+        require={
             "use_position_embedding": True,
             "layer_norm_epsilon": 1e-05,
             "fixed_sparse_attention": None,
+            **features_off(),
         },
-        fill={
+        defaults={
             "share_embedding_weights": True,
             "norm_type": "layernorm",
             "max_position_embeddings": 1024,
@@ -186,8 +208,9 @@ CONFIG = ConfigTable(
             "use_bias_in_output": False,
             "norm_first": True,
         },
-        add={
-            **CS_CONSTANTS,
+        normalize=(usual_heads,),
+        reads=BIASES,
+        write={
             "position_embedding_type": "learned",
             "embedding_dropout_rate": 0.0,
             "attention_type": "scaled_dot_product",
@@ -199,17 +222,26 @@ CONFIG = ConfigTable(
     ),
 )
 
-CONFIG_2_0 = replace(CONFIG, cs=replace(CONFIG.cs, add={**CONFIG.cs.add, "use_position_embedding": True}))
+CONFIG_2_0 = replace(CONFIG, cs=replace(CONFIG.cs, write={**CONFIG.cs.write, "use_position_embedding": True}))
 
 NOTES = "the head is always the embedding; transformers loads models without biases only"
 PREFIX = "transformer."
 NEW = Family(
-    *("mpt", table(PREFIX), CONFIG, heads, "mpt", "mpt", "MPTForCausalLM"),
+    name="mpt",
+    table=table(PREFIX),
+    config=CONFIG,
+    sizes=heads,
+    cs_name="mpt",
+    hf_type="mpt",
+    architecture="MPTForCausalLM",
+    mup="refuse",
     since=(2, 0),
     until=(2, 3),
     notes=NOTES,
 )
 OLD = replace(NEW, table=table_2_0(PREFIX), config=CONFIG_2_0, until=(2, 0))
 MPT = replace(NEW, older=(OLD,))
-OLD_HEADLESS = replace(OLD, name="mpt-headless", table=table_2_0(""), architecture="MPTModel")
-MPT_HEADLESS = replace(NEW, name="mpt-headless", table=table(""), architecture="MPTModel", older=(OLD_HEADLESS,))
+OLD_HEADLESS = OLD.derived(name="mpt-headless", mup="refuse", table=table_2_0(""), architecture="MPTModel")
+MPT_HEADLESS = NEW.derived(
+    name="mpt-headless", mup="refuse", table=table(""), architecture="MPTModel", older=(OLD_HEADLESS,)
+)

@@ -13,11 +13,11 @@ from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform
 from ckptfs.conversion.families.bert import (
     BERT,
     CS,
-    CS_MUST,
+    CS_REQUIRE,
     DECODER,
     EMBEDDING_NORM,
     HF,
-    HF_MUST,
+    HF_REQUIRE,
     LAYERS,
     NAMES,
     POSITION_TYPE,
@@ -41,9 +41,9 @@ def one_segment(context: Context, embedding: Tensor) -> Tensor | None:
     return filled("float32", (1, *embedding.shape[1:]), 0.0) if context.cs.get("num_segments") == 0 else None
 
 
-WORDS_OF_ROBERTA = with_hf_extra(WORDS, {"embeddings.token_type_embeddings.weight": one_segment}, there="replace")
+WORDS_OF_ROBERTA = with_hf_extra(WORDS, {"embeddings.token_type_embeddings.weight": one_segment}, if_present="replace")
 EMBEDDING = [
-    with_cs_extra(rule, {DECODER + "bias": zero_bias}, there="keep")
+    with_cs_extra(rule, {DECODER + "bias": zero_bias}, if_present="keep")
     for rule in under("roberta.", "bert_encoder.", [WORDS_OF_ROBERTA])
 ]
 BODY = under("roberta.", "bert_encoder.", [POSITIONS, SEGMENTS, *EMBEDDING_NORM, *LAYERS])
@@ -96,7 +96,7 @@ NAMES_AND_PADDING = {k: v for k, v in NAMES.items() if k != "max_position_embedd
 }
 HEAD = {"disable_nsp": True, "mask_padding_in_positional_embed": True, "mlm_nonlinearity": "gelu"}
 CONFIG = ConfigTable(
-    names=NAMES_AND_PADDING,
+    renames=NAMES_AND_PADDING,
     transforms=(
         POSITION_TYPE,
         SIZED_POSITIONS,
@@ -106,33 +106,32 @@ CONFIG = ConfigTable(
     ),
     hf=replace(
         HF,
-        must={**HF_MUST, "model_type": "roberta"},
-        fill={
-            **HF.fill,
+        constants={"model_type": "roberta"},
+        require=HF_REQUIRE,
+        defaults={
+            **HF.defaults,
             "vocab_size": 50265,
             "position_embedding_type": "absolute",
             "type_vocab_size": 2,
             "pad_token_id": 1,
         },
-        add={"model_type": "roberta"},
     ),
     cs=replace(
         CS,
-        must={**CS_MUST, **HEAD},
-        fill={**CS.fill, "disable_nsp": False, "mask_padding_in_positional_embed": False, "pad_token_id": 0},
-        add={**CS.add, **HEAD},
-        prepare=(*CS.prepare, segments, mlm),
+        constants={**CS.constants, **HEAD},
+        require=CS_REQUIRE,
+        defaults={**CS.defaults, "disable_nsp": False, "mask_padding_in_positional_embed": False, "pad_token_id": 0},
+        normalize=(*CS.normalize, segments, mlm),
     ),
 )
 
-ROBERTA = replace(
-    BERT,
+ROBERTA = BERT.derived(
     name="roberta",
+    mup="refuse",
     table=TENSORS,
     config=CONFIG,
     hf_type="roberta",
     architecture="RobertaForMaskedLM",
-    mup="refuse",
     cs_discriminator={"disable_nsp": True, "mask_padding_in_positional_embed": True},
     notes="no pooler; its Cerebras configs say name: bert, as bert's",
 )

@@ -6,14 +6,12 @@ head, head by head otherwise.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import GENERATED_HEAD, final_norm, heads
+from ckptfs.conversion.families.decoder import GPT_ALIASES, final_norm, heads, usual_heads, with_head
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split, ungroup_heads
-from ckptfs.conversion.rules import Context, Rule, Table, hf_only, only_when, same, split, under, with_cs_extra
+from ckptfs.conversion.rules import Context, Rule, Table, hf_only, only_when, same, split, under
 
 
 def multi_query(context: Context) -> bool:
@@ -45,7 +43,7 @@ def body(prefix: str, embedding: Rule) -> list[Rule]:
 
 
 TENSORS = Table((*body("transformer.", gpt2.EMBEDDING), same("lm_head.{p}", "lm_head.{p}")))
-HEADLESS = Table(tuple(body("", with_cs_extra(gpt2.EMBEDDING, GENERATED_HEAD, last=True))))
+HEADLESS = Table(tuple(body("", with_head(gpt2.EMBEDDING))))
 
 
 def query_to_cs(fields: Fields) -> Config:
@@ -58,13 +56,31 @@ def query_to_hf(fields: Fields) -> Config:
     return {"multi_query": fields["attention_module"] == "multiquery_attention"}
 
 
+def one_group(fields: Fields) -> Config:
+    """Hugging Face has one key/value head or as many as heads; the converter does not check it."""
+    groups = (fields.get("extra_attention_params") or {}).get("num_kv_groups")
+    if fields["attention_module"] == "multiquery_attention" and groups not in (None, 1):
+        fields.refuse("extra_attention_params", "num_kv_groups must be 1")
+    return {}
+
+
 BIASES = dict.fromkeys(("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias"), True)
+CS_CONSTANTS = {"position_embedding_type": "learned", **BIASES, "use_bias_in_output": False}
+INFERENCE = "a setting of the older class's own inference code"
+IGNORED = {
+    **gpt2.IGNORED,
+    "scale_attention_softmax_in_fp32": "only the precision of attention depends on it",
+    "reorder_and_upcast_attn": "only the precision of attention depends on it",
+    "num_key_value_heads": "a copy of multi_query that the class does not read",
+    **dict.fromkeys(("validate_runner_input", "pre_allocate_kv_cache", "inference_runner"), INFERENCE),
+    **dict.fromkeys(("max_sequence_length", "max_batch_size"), INFERENCE),
+}
 CONFIG = ConfigTable(
-    names={**gpt2.CONFIG.names, "attention_softmax_in_fp32": "attention_softmax_fp32"},
+    renames={**gpt2.CONFIG.renames, "attention_softmax_in_fp32": "attention_softmax_fp32"},
     transforms=(gpt2.ATTENTION, FieldTransform(("multi_query",), ("attention_module",), query_to_cs, query_to_hf)),
     hf=SideTable(
-        must={"model_type": "gpt_bigcode"},
-        fill={
+        constants={"model_type": "gpt_bigcode"},
+        defaults={
             "tie_word_embeddings": True,
             "multi_query": True,
             "attn_pdrop": 0.0,
@@ -78,8 +94,7 @@ CONFIG = ConfigTable(
             "vocab_size": 49152,
             "n_positions": 8192,
         },
-        add={
-            "model_type": "gpt_bigcode",
+        write={
             "architectures": ["GPTBigCodeForCausalLM"],
             "validate_runner_input": True,
             "use_cache": True,
@@ -92,11 +107,17 @@ CONFIG = ConfigTable(
             "max_sequence_length": None,
             "max_batch_size": None,
         },
-        prepare=(gpt2.inner,),
+        normalize=(gpt2.inner,),
+        aliases=GPT_ALIASES,
+        ignored=IGNORED,
     ),
     cs=SideTable(
-        must={**gpt2.CONFIG.cs.must, "scale_qk_dot_by_layer_idx": False},
-        fill={
+        constants=CS_CONSTANTS,
+        require={
+            **{name: value for name, value in gpt2.CONFIG.cs.require.items() if name not in CS_CONSTANTS},
+            "scale_qk_dot_by_layer_idx": False,
+        },
+        defaults={
             "share_embedding_weights": True,
             "attention_dropout_rate": 0.0,
             "attention_module": "multiquery_attention",
@@ -111,17 +132,22 @@ CONFIG = ConfigTable(
             "num_hidden_layers": 40,
             "vocab_size": 49152,
         },
-        add={
-            "position_embedding_type": "learned",
-            **BIASES,
-            "nonlinearity": "gelu",
-            "use_bias_in_output": False,
-            "loss_scaling": "num_tokens",
-        },
+        write={"nonlinearity": "gelu", "loss_scaling": "num_tokens"},
+        normalize=(usual_heads, one_group),
+        reads=("extra_attention_params",),
     ),
 )
 
-STARCODER = Family("starcoder", TENSORS, CONFIG, heads, "starcoder", "gpt_bigcode", "GPTBigCodeForCausalLM", mup="fold")
-STARCODER_HEADLESS = replace(
-    STARCODER, name="starcoder-headless", table=HEADLESS, architecture="GPTBigCodeModel", mup="config"
+STARCODER = Family(
+    name="starcoder",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=heads,
+    cs_name="starcoder",
+    hf_type="gpt_bigcode",
+    architecture="GPTBigCodeForCausalLM",
+    mup="fold",
+)
+STARCODER_HEADLESS = STARCODER.derived(
+    name="starcoder-headless", mup="config", table=HEADLESS, architecture="GPTBigCodeModel"
 )

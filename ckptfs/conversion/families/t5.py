@@ -102,7 +102,7 @@ ENCODER, DECODER = stack("encoder", ENCODER_LAYER), stack("decoder", DECODER_LAY
 TENSORS = Table(
     (
         *ENCODER,
-        with_cs_extra(DECODER[0], {"lm_head.weight": unscaled_head}, there="keep"),
+        with_cs_extra(DECODER[0], {"lm_head.weight": unscaled_head}, if_present="keep"),
         *DECODER[1:],
         same("lm_head.{p}", "lm_head.{p}"),
     )
@@ -135,6 +135,16 @@ def scaling(fields: Fields) -> Config:
     return {} if scaled is None else {"tie_word_embeddings": scaled}
 
 
+def one_activation(fields: Fields) -> Config:
+    """Refuse another activation than that of feed_forward_proj, which configs say a second time."""
+    kind = str(fields["feed_forward_proj"])
+    named = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    for name, usual in (("dense_act_fn", named), ("is_gated_act", kind.startswith("gated-"))):
+        if fields.get(name, usual) != usual:
+            fields.refuse(name, f"feed_forward_proj {kind!r} means {usual!r}")
+    return {}
+
+
 def one_vocabulary(fields: Fields) -> Config:
     if fields["tgt_vocab_size"] not in (None, fields.get("src_vocab_size")):
         fields.refuse("tgt_vocab_size", "it must be null or src_vocab_size")
@@ -151,7 +161,7 @@ SAME_NAMES = (
     *("d_model", "d_kv", "d_ff", "num_heads"),
     *("relative_attention_num_buckets", "dropout_rate", "layer_norm_epsilon"),
 )
-CS_CONSTANTS = {
+CS_REQUIRE = {
     "norm_type": "rmsnorm",
     "position_embedding_type": "relative",
     "use_projection_bias_in_attention": False,
@@ -162,8 +172,9 @@ CS_CONSTANTS = {
     "use_ffn_bias": False,
     "use_transformer_initialization": False,
 }
+POSITIONS = "positions are relative: there is no table of them"
 CONFIG = ConfigTable(
-    names={
+    renames={
         "vocab_size": "src_vocab_size",
         "num_layers": "encoder_num_hidden_layers",
         "num_decoder_layers": "decoder_num_hidden_layers",
@@ -176,8 +187,9 @@ CONFIG = ConfigTable(
         FieldTransform((), ("relu_dropout_rate",), nothing, one_dropout),
     ),
     hf=SideTable(
-        must={"model_type": "t5", "is_encoder_decoder": True, "relative_attention_max_distance": 128},
-        fill={
+        constants={"model_type": "t5"},
+        require={"is_encoder_decoder": True, "relative_attention_max_distance": 128},
+        defaults={
             "vocab_size": 32128,
             "d_model": 512,
             "d_kv": 64,
@@ -191,18 +203,27 @@ CONFIG = ConfigTable(
             "feed_forward_proj": "relu",
             "tie_word_embeddings": True,
         },
-        add={"model_type": "t5"},
-        prepare=(scaling,),
+        normalize=(scaling, one_activation),
+        aliases={
+            "hidden_size": "d_model",
+            "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers",
+            "head_dim": "d_kv",
+        },
+        reads=("scale_decoder_outputs", "dense_act_fn", "is_gated_act"),
+        ignored={"n_positions": POSITIONS, "output_past": "a setting of text generation"},
     ),
     cs=SideTable(
-        must=CS_CONSTANTS,
-        fill={
-            **CS_CONSTANTS,
+        constants={"norm_type": "rmsnorm"},
+        require={name: value for name, value in CS_REQUIRE.items() if name != "norm_type"},
+        defaults={
+            **CS_REQUIRE,
             "layer_norm_epsilon": 1e-5,
             "relative_attention_num_buckets": 32,
             "share_embedding_weights": True,
         },
-        add={"norm_type": "rmsnorm", "src_max_position_embeddings": 512, "tgt_max_position_embeddings": 512},
+        write={"src_max_position_embeddings": 512, "tgt_max_position_embeddings": 512},
+        ignored=dict.fromkeys(("src_max_position_embeddings", "tgt_max_position_embeddings"), POSITIONS),
     ),
 )
 
@@ -277,7 +298,13 @@ MUP = Rules(
 
 NOTES = "relative positions up to a distance of 128, no biases"
 T5 = Family(
-    *("t5", TENSORS, CONFIG, no_numbers, "t5", "t5", "T5ForConditionalGeneration"),
+    name="t5",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=no_numbers,
+    cs_name="t5",
+    hf_type="t5",
+    architecture="T5ForConditionalGeneration",
     mup="fold",
     mup_since=(2, 3),
     mup_rules=MUP,

@@ -8,14 +8,13 @@ embeddings (CLIP) and in what stands at the end: a classifier with bias, or a pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import HEAD_SEED, no_numbers
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Reshape, RollRows
-from ckptfs.conversion.rules import Context, Rule, Table, hf_only, only_when, same, under, with_cs_extra
+from ckptfs.conversion.rules import AT_END, Context, Rule, Table, hf_only, only_when, same, under, with_cs_extra
 from ckptfs.errors import MissingField
 from ckptfs.tensors.generated import filled, seeded_normal
 from ckptfs.tensors.tensor import Tensor
@@ -99,7 +98,7 @@ GENERATED_HEAD = {f"{HEAD}weight": made_head, f"{HEAD}bias": made_head_bias}
 TENSORS = Table((*under("vit.", "vit_model.", [CLASS_TOKEN, *VIT_BODY, POOLER]), same("classifier.{p}", HEAD + "{p}")))
 HEADLESS = Table(
     (
-        with_cs_extra(VIT_TOKEN, GENERATED_HEAD, last=True),
+        with_cs_extra(VIT_TOKEN, GENERATED_HEAD, position=AT_END),
         *under("", "vit_model.", VIT_BODY),
         *hf_only("pooler.dense.{p}"),
     )
@@ -135,6 +134,13 @@ def stride_to_hf(fields: Fields) -> Config:
     return {"encoder_stride": pair(fields["patch_size"])[0]}
 
 
+def pooler_size(fields: Fields) -> Config:
+    """Refuse a pooler of another size than the model's, which Cerebras has no field for."""
+    if fields.get("pooler_output_size") not in (None, fields.get("hidden_size", 768)):
+        fields.refuse("pooler_output_size", "it must be hidden_size")
+    return {}
+
+
 def renamed(hf: str, cs: str, pairs: Mapping[str, str]) -> FieldTransform:
     """A field whose values are copied, but for *pairs* (Hugging Face's to Cerebras')."""
     back = {b: a for a, b in pairs.items()}
@@ -153,7 +159,7 @@ NAMES = {
     "intermediate_size": "filter_size",
     **{name: name for name in SHARED_NAMES},
 }
-LENSES = (
+TRANSFORMS = (
     renamed("hidden_act", "nonlinearity", {"silu": "swiglu", "gelu_pytorch_tanh": "gelu_new"}),
     square("image_size"),
     square("patch_size"),
@@ -163,78 +169,102 @@ BIASES = {
     "use_ffn_bias_in_attention": True,
     "use_ffn_bias": True,
 }
-CS_MUST = {"attention_type": "scaled_dot_product", "use_conv_patchified_embedding": True, **BIASES}
-CS_ADD = {
-    "use_conv_patchified_embedding": True,
+CONVOLUTION = {"use_conv_patchified_embedding": True}
+CS_REQUIRE = {"attention_type": "scaled_dot_product", **BIASES}
+CS_WRITE = {
     "prepend_cls_token": True,
     "use_encoder_pooler_layer": False,
     "position_embedding_type": "learned",
     "num_classes": 2,
     "use_bias_in_output": True,
 }
+CS_IGNORED = {
+    "use_encoder_pooler_layer": "the tensors tell",
+    **dict.fromkeys(("prepend_cls_token", "position_embedding_type"), "read when positions are converted"),
+    "use_bias_in_output": "the tensors tell",
+}
+NOT_TIED = {"tie_word_embeddings": "there is nothing to tie"}
 CONFIG = ConfigTable(
-    names={
+    renames={
         **NAMES,
         "hidden_dropout_prob": "dropout_rate",
         "attention_probs_dropout_prob": "attention_dropout_rate",
         "num_labels": "num_classes",
     },
-    transforms=(*LENSES, FieldTransform(("encoder_stride",), ("patch_size",), stride_to_cs, stride_to_hf)),
+    transforms=(*TRANSFORMS, FieldTransform(("encoder_stride",), ("patch_size",), stride_to_cs, stride_to_hf)),
     hf=SideTable(
-        must={"model_type": "vit", "qkv_bias": True},
-        fill={"encoder_stride": 16},
-        add={"num_labels": 2, "model_type": "vit"},
+        constants={"model_type": "vit"},
+        require={"qkv_bias": True, "pooler_act": "tanh"},
+        defaults={"encoder_stride": 16},
+        write={"num_labels": 2},
+        normalize=(pooler_size,),
+        reads=("pooler_output_size",),
+        ignored=NOT_TIED,
     ),
-    cs=SideTable(must={**CS_MUST, "use_post_embed_layer_norm": False}, add=CS_ADD),
+    cs=SideTable(
+        constants=CONVOLUTION,
+        require={**CS_REQUIRE, "use_post_embed_layer_norm": False, "norm_first": True},
+        write=CS_WRITE,
+        ignored=CS_IGNORED,
+    ),
 )
-CLIP_MUST = {
-    **CS_MUST,
+CLIP_CONSTANTS = {
+    "norm_first": True,
+    **CONVOLUTION,
+    **CS_REQUIRE,
     "use_post_embed_layer_norm": True,
     "use_embed_proj_bias": False,
     "use_bias_in_output": False,
     "position_embedding_type": "learned",
 }
 CLIP_CONFIG = ConfigTable(
-    names={**NAMES, "attention_dropout": "attention_dropout_rate", "projection_dim": "num_classes"},
-    transforms=LENSES,
+    renames={**NAMES, "attention_dropout": "attention_dropout_rate", "projection_dim": "num_classes"},
+    transforms=TRANSFORMS,
     hf=SideTable(
-        must={"model_type": "clip_vision_model"},
-        fill={
+        constants={"model_type": "clip_vision_model"},
+        defaults={
             "attention_dropout": 0.0,
             "hidden_act": "quick_gelu",
             "layer_norm_eps": 1e-05,
             "patch_size": 32,
             "projection_dim": 512,
         },
-        add={"projection_dim": 512, "model_type": "clip_vision_model"},
+        write={"projection_dim": 512},
+        ignored=NOT_TIED,
     ),
     cs=SideTable(
-        must=CLIP_MUST,
-        add={**CS_ADD, **CLIP_MUST, "num_classes": 512, "dropout_rate": 0.0, "norm_first": True},
+        constants=CLIP_CONSTANTS,
+        write={
+            **{name: value for name, value in CS_WRITE.items() if name not in CLIP_CONSTANTS},
+            "num_classes": 512,
+            "dropout_rate": 0.0,
+        },
+        ignored={**CS_IGNORED, "dropout_rate": "a setting of training: CLIP has no such dropout"},
     ),
 )
 
 VIT = Family(
-    "vit",
-    TENSORS,
-    CONFIG,
-    no_numbers,
-    "vision_transformer",
-    "vit",
-    "ViTForImageClassification",
+    name="vit",
+    table=TENSORS,
+    config=CONFIG,
+    sizes=no_numbers,
+    cs_name="vision_transformer",
+    hf_type="vit",
+    architecture="ViTForImageClassification",
+    mup="refuse",
     cs_prefix=False,
     notes="encoder_stride must be the patch size",
 )
-VIT_HEADLESS = replace(
-    VIT,
+VIT_HEADLESS = VIT.derived(
     name="vit-headless",
+    mup="refuse",
     table=HEADLESS,
     architecture="ViTModel",
     notes="the pooler is dropped; to Cerebras, a classifier is made",
 )
-CLIP_VIT = replace(
-    VIT,
+CLIP_VIT = VIT.derived(
     name="clip-vit",
+    mup="refuse",
     table=CLIP_TENSORS,
     config=CLIP_CONFIG,
     hf_type="clip_vision_model",

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.conversion import registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View, make_view
+from ckptfs.conversion.hf import between_hf
 from ckptfs.conversion.resolve import convert_config
 from ckptfs.errors import CkptfsError, ConfigError, MissingField, NoPath, UnsupportedValue
 from ckptfs.formats.source import Item, Source
@@ -28,20 +29,20 @@ CS_WORDS = "bert_encoder.embedding_layer.word_embeddings.weight"
 CS_BIAS = "bert_mlm_head.classifier.ffn.0.linear_layer.bias"
 
 
-def view(model: str, config: dict[str, Any], src: str, tgt: str, **arrays: np.ndarray[Any, Any]) -> View:
+def view(model: str, config: dict[str, Any], src: str, tgt: str, **arrays: np.ndarray[Any, Any]) -> Conversion:
     """*arrays* are tensors with ``__`` for the dots of their keys."""
     keys = {name.replace("__", "."): array for name, array in arrays.items()}
     items = {key: Item(key, "tensor", ArrayTensor(array)) for key, array in keys.items()}
     source = Source("x", "toy", None, None, items, None)
-    return make_view(source, registry.family(model), config, parse_format(src), parse_format(tgt))
+    return between_hf(source, registry.family(model), config, parse_format(src), parse_format(tgt))
 
 
-def to_cs(model: str, arrays: dict[str, np.ndarray[Any, Any]], **config: Any) -> View:
+def to_cs(model: str, arrays: dict[str, np.ndarray[Any, Any]], **config: Any) -> Conversion:
     kind = registry.family(model).hf_type
     return view(model, {"model_type": kind, **SIZES, **config}, "hf", "cs-2.9", **arrays)
 
 
-def to_hf(model: str, arrays: dict[str, np.ndarray[Any, Any]], src: str = "cs-2.9", **config: Any) -> View:
+def to_hf(model: str, arrays: dict[str, np.ndarray[Any, Any]], src: str = "cs-2.9", **config: Any) -> Conversion:
     return view(model, {"model": config}, src, "hf", **arrays)
 
 
@@ -286,13 +287,13 @@ def test_wrong_types_are_one_line(model: str, data: st.DataObject) -> None:
     """Any field with any value is converted or refused, never a traceback of another kind."""
     table = registry.family(model).config
     sides = {
-        "hf": {"model_type": registry.family(model).hf_type, **SIZES, **table.hf.fill},
-        "cs": {**CS_SIZES, **table.cs.fill},
+        "hf": {"model_type": registry.family(model).hf_type, **SIZES, **table.hf.defaults},
+        "cs": {**CS_SIZES, **table.cs.defaults},
     }
     for side, (src, tgt) in {"hf": ("hf", "cs-2.9"), "cs": ("cs-2.9", "hf")}.items():
         known = {
             *sides[side],
-            *table.side(side).must,
+            *table.side(side).require,
             *(n for t in table.transforms for n in t.side(side)),
         }  # type: ignore[arg-type]
         names = data.draw(st.lists(st.sampled_from(sorted(known)), max_size=3, unique=True))

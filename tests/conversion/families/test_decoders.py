@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from ckptfs.conversion import registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View
-from ckptfs.conversion.plan import make_view
+from ckptfs.conversion.hf import between_hf
 from ckptfs.conversion.resolve import convert_config
 from ckptfs.errors import ConfigError, MappingError, ShapeError
 from ckptfs.formats.source import Item, Source
@@ -43,11 +43,13 @@ def numbers(*shape: int, start: int = 0) -> npt.NDArray[np.float32]:
     return np.arange(start, start + np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
 
 
-def view(model: str, config: Mapping[str, Any], src: str, tgt: str, arrays: Arrays, *, drop: bool = False) -> View:
+def view(
+    model: str, config: Mapping[str, Any], src: str, tgt: str, arrays: Arrays, *, drop: bool = False
+) -> Conversion:
     items = {k: Item(k, "none") if a is None else Item(k, "tensor", ArrayTensor(a)) for k, a in arrays.items()}
     source = Source("x", "safetensors", None, None, items, None)
     whole = config if src == "hf" else {"model": config}
-    return make_view(source, registry.family(model), whole, parse_format(src), parse_format(tgt), drop_unmatched=drop)
+    return between_hf(source, registry.family(model), whole, parse_format(src), parse_format(tgt), drop_unmatched=drop)
 
 
 def to_cs(model: str, config: Mapping[str, Any], tgt: str = "cs-2.9", **changes: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ckptfs.conversion import registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View, cs_config, hf_config, make_view
+from ckptfs.conversion.hf import between_hf, cs_config, hf_config
 from ckptfs.errors import ConfigError, MissingKeys, NoPath
 from tests.factories import source_of
 
@@ -25,9 +26,9 @@ WORDS, POOLER = "embedding_layer.word_embeddings.weight", "pooler.pooler.ffn.0.l
 BOTH = ("question_encoder", "ctx_encoder")
 
 
-def to_hf(model: str, keys: list[str], **fields: Any) -> View:
+def to_hf(model: str, keys: list[str], **fields: Any) -> Conversion:
     source = source_of(dict.fromkeys(keys, np.ones((5, 4), np.float16)))
-    return make_view(source, registry.family(model), {"model": {**CS, **fields}}, RELEASE, parse_format("hf"))
+    return between_hf(source, registry.family(model), {"model": {**CS, **fields}}, RELEASE, parse_format("hf"))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_poolers_are_dropped_on_the_way_to_cerebras() -> None:
     keys = [f"{name}/{key}" for name in CS for key in ("embeddings.word_embeddings.weight", "pooler.dense.weight")]
     source = source_of(dict.fromkeys(keys, np.ones((5, 4), np.float32)), format="safetensors")
     config: dict[str, Any] = {"q_encoder": {"model_type": "bert"}, "ctx_encoder": {"model_type": "bert"}}
-    view = make_view(source, registry.family("dragon"), config, parse_format("hf"), RELEASE)
+    view = between_hf(source, registry.family("dragon"), config, parse_format("hf"), RELEASE)
     assert list(view.tensors) == [f"{name}.{WORDS}" for name in BOTH]
 
 
@@ -99,7 +100,7 @@ def test_sixteen_bits_are_one_choice_for_the_whole_model(field: str, value: bool
 def test_dragon_begins_with_release_2_3() -> None:
     family = registry.family("dragon")
     with pytest.raises(NoPath):
-        make_view(source_of({}), family, {}, parse_format("hf"), parse_format("cs-2.2"))
+        between_hf(source_of({}), family, {}, parse_format("hf"), parse_format("cs-2.2"))
 
 
 def test_which_model_two_folders_are() -> None:

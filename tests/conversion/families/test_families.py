@@ -23,7 +23,7 @@ from ckptfs.tensors.ranges import read_into, to_bytes, to_numpy
 from ckptfs.tensors.tensor import Tensor
 from tests.factories import ArrayTensor
 
-DIMS = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6, "num_channels": 3, "patch_size": 2}
+SIZES = {"heads": 4, "kv_heads": 2, "q_per_kv": 2, "rotary": 6, "num_channels": 3, "patch_size": 2}
 HF = {"n_positions": 9, "max_position_embeddings": 9, "tie_word_embeddings": True, "rotary_emb_base": 10000}
 CS = {"num_classes": 5}
 FAMILIES = [f for f in registry.FAMILIES.values() if not f.notes.startswith("alias")]
@@ -37,7 +37,7 @@ def test_no_two_rules_claim_a_key(family: Family) -> None:
 
 
 def context(family: Family) -> Context:
-    return Context(family.name, DIMS, HF, CS)
+    return Context(family.name, SIZES, HF, CS)
 
 
 def applies(rule: Rule, family: Family) -> bool:
@@ -81,7 +81,7 @@ def flat_shape(rule: Rule, side: Side, index: int, key: str) -> tuple[int, ...]:
     if ".q_norm" in key or ".k_norm" in key:
         return (6,)
     cut = next((op for op in rule.ops if isinstance(op, Split)), None)
-    shares = [DIMS[r] if isinstance(r, str) else r for r in cut.ratio] if cut else [4]
+    shares = [SIZES[r] if isinstance(r, str) else r for r in cut.ratio] if cut else [4]
     rows = 24 * (sum(shares) if side == "hf" else shares[index if cut else 0])
     if key.endswith("bias") or "norm" in key or "ln_" in key:
         return (rows,)
@@ -103,7 +103,11 @@ def test_every_key_is_claimed_by_exactly_one_rule(family: Family) -> None:
                     for r in family.table.rules
                     if any(
                         t.match(key) is not None
-                        for t in (*r.side(side), *r.also(side), *(e.template for e in r.makes(side) if not e.there))
+                        for t in (
+                            *r.side(side),
+                            *r.also(side),
+                            *(e.template for e in r.makes(side) if not e.if_present),
+                        )
                     )
                     and applies(r, family)
                 ]
@@ -142,13 +146,13 @@ def test_config_constants_do_not_contradict_each_other(family: Family) -> None:
     """A field that one side adds must pass that side's own check, and a copied field is not a checked one."""
     for side in SIDES:
         table = family.config.side(side)
-        for name in set(table.add) & set(table.must):
-            wanted = table.must[name]
-            assert table.add[name] in (wanted.values if isinstance(wanted, OneOf) else (wanted,)), name
-    names = family.config.names
+        for name in set(table.write) & set(table.require):
+            wanted = table.require[name]
+            assert table.write[name] in (wanted.values if isinstance(wanted, OneOf) else (wanted,)), name
+    names = family.config.renames
     assert len(set(names.values())) == len(names)
-    assert not set(names) & set(family.config.hf.must)
-    assert not set(names.values()) & set(family.config.cs.must)
+    assert not set(names) & set(family.config.hf.require)
+    assert not set(names.values()) & set(family.config.cs.require)
 
 
 def test_tables_can_be_dumped() -> None:

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from ckptfs.conversion import registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View, cs_config, hf_config, make_view
+from ckptfs.conversion.hf import between_hf, cs_config, hf_config
 from ckptfs.errors import ConfigError, UnsupportedValue
 from ckptfs.tensors.ranges import to_numpy
 from tests.factories import source_of
@@ -43,10 +44,10 @@ def back(model: str, cs: dict[str, Any]) -> dict[str, Any]:
     return hf_config(registry.family(model), {"model": cs}, RELEASE)[0]
 
 
-def to_cs(model: str, *keys: str, **text: Any) -> View:
+def to_cs(model: str, *keys: str, **text: Any) -> Conversion:
     source = source_of(dict.fromkeys((IMAGE_KEY, *keys, TEXT_KEY), np.ones((2, 2), np.float32)), format="safetensors")
     config = {"image_model": IMAGE, "text_model": {**TEXT, **text}}
-    return make_view(source, registry.family(model), config, parse_format("hf"), RELEASE)
+    return between_hf(source, registry.family(model), config, parse_format("hf"), RELEASE)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -151,7 +152,7 @@ def test_what_cerebras_has_no_use_for_is_dropped() -> None:
         "text_model.lm_head.weight": np.ones((3, 12), np.float32),
         "projector_text_model.ffn.0.linear_layer.weight": np.ones((2, 2), np.float32),
     }
-    view = make_view(source_of(cs), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf"))
+    view = between_hf(source_of(cs), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf"))
     assert (sorted(view.tensors), view.dropped) == ([IMAGE_KEY, TEXT_KEY], tuple(cs)[2:])
 
 
@@ -159,10 +160,10 @@ def test_the_last_norm_is_read_from_its_second_copy() -> None:
     """As for llama alone: the converter drops the copy, and loaders would make a norm of ones."""
     norm = np.arange(12, dtype=np.float32)
     cs = {"image_model.embedding_layer.cls_embedding": norm[:8], "text_model.ln_f.weight": norm}
-    view = make_view(source_of(cs), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf"))
+    view = between_hf(source_of(cs), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf"))
     np.testing.assert_array_equal(to_numpy(view.tensors["text_model/model.norm.weight"]), norm)
     both = {**cs, "text_model.transformer_decoder.norm.weight": -norm}
-    view = make_view(
+    view = between_hf(
         source_of(both), registry.family("llava"), {"model": section("llava")}, RELEASE, parse_format("hf")
     )
     np.testing.assert_array_equal(to_numpy(view.tensors["text_model/model.norm.weight"]), -norm)

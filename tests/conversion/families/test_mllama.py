@@ -56,16 +56,16 @@ def mdl(tmp_path: Path) -> Path:
 
 def test_patches_keep_their_pixels() -> None:
     kernel = np.arange(5 * 3 * 2 * 2, dtype=np.float32).reshape(5, 3, 2, 2)
-    op, dims = ConvToLinear("c", "s"), {"c": 3, "s": 2}
-    (matrix,) = op.apply([ArrayTensor(kernel)], dims)
+    op, sizes = ConvToLinear("c", "s"), {"c": 3, "s": 2}
+    (matrix,) = op.apply([ArrayTensor(kernel)], sizes)
     np.testing.assert_array_equal(to_numpy(matrix), kernel.transpose(0, 2, 3, 1).reshape(5, 12))
-    (back,) = op.inverse().apply([matrix], dims)
+    (back,) = op.inverse().apply([matrix], sizes)
     np.testing.assert_array_equal(to_numpy(back), kernel)
     for wrong in (np.zeros((5, 2, 2, 3)), np.zeros((5, 12)), np.zeros(12), np.zeros(())):
         with pytest.raises(ShapeError, match="2 x 2 with 3 channels"):
-            op.apply([ArrayTensor(wrong)], dims)
+            op.apply([ArrayTensor(wrong)], sizes)
     with pytest.raises(ShapeError, match="2 x 2 with 3 channels"):
-        op.inverse().apply([ArrayTensor(kernel)], dims)
+        op.inverse().apply([ArrayTensor(kernel)], sizes)
 
 
 def test_names_of_older_transformers_are_read() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ckptfs.conversion import registry
+from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import View, cs_config, hf_config, make_view
+from ckptfs.conversion.hf import between_hf, cs_config, hf_config
 from ckptfs.conversion.ops import RollRows
 from ckptfs.errors import ConfigError, UnmatchedKeys, UnsupportedValue
 from ckptfs.tensors.ranges import to_numpy
@@ -22,14 +23,14 @@ TOKEN = np.array([[[7, 8, 9, 10]]], np.float32)
 POSITIONS = "vit_model.embedding_layer.position_embeddings.weight"
 
 
-def to_cs(model: str, config: dict[str, Any], **arrays: np.ndarray[Any, Any]) -> View:
+def to_cs(model: str, config: dict[str, Any], **arrays: np.ndarray[Any, Any]) -> Conversion:
     """*arrays* are named with ``__`` for dots."""
     source = source_of({k.replace("__", "."): a for k, a in arrays.items()}, format="safetensors")
-    return make_view(source, registry.family(model), config, parse_format("hf"), RELEASE)
+    return between_hf(source, registry.family(model), config, parse_format("hf"), RELEASE)
 
 
-def to_hf(model: str, config: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> View:
-    return make_view(source_of(arrays), registry.family(model), {"model": config}, RELEASE, parse_format("hf"))
+def to_hf(model: str, config: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> Conversion:
+    return between_hf(source_of(arrays), registry.family(model), {"model": config}, RELEASE, parse_format("hf"))
 
 
 def test_the_class_token_moves_to_the_end_and_back() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ckptfs.conversion import registry
 from ckptfs.conversion.folding import mup
 from ckptfs.conversion.format_names import parse_format
-from ckptfs.conversion.hf import hf_config, make_view
+from ckptfs.conversion.hf import between_hf, hf_config
 from ckptfs.errors import ConfigError
 from ckptfs.formats.source import Item, Source
 from ckptfs.tensors.ranges import to_numpy
@@ -107,4 +107,4 @@ def test_models_whose_config_loses_mup_but_whose_checkpoint_is_refused(model: st
     assert family.mup == "config"
     source = Source("x.mdl", "cerebras-h5", "0.5", None, {k: Item(k, "tensor") for k in KEYS})
     with pytest.raises(ConfigError, match="muP"):
-        make_view(source, family, {"model": MODEL}, src, parse_format("hf"))
+        between_hf(source, family, {"model": MODEL}, src, parse_format("hf"))
