@@ -61,12 +61,13 @@ HF_REQUIRED: Mapping[str, Any] = {
 }
 """Fields of any ``config.json`` that change the model unless they have these values."""
 
-HF_READ = ("use_bfloat16", "tie_word_embeddings")
-"""Fields that the conversion reads for every family: half precision, and heads that are the embedding."""
+HF_READ = ("use_bfloat16",)
+"""Fields that the conversion reads for every family: half precision."""
 
 CS_IGNORED: Mapping[str, str] = {
     "name": "the model's name",
     "model_name": "the model's name",
+    "lora_params": "adapters are folded into the weights",
     **dict.fromkeys(("mixed_precision", "fp16_type", "dtype", "boundary_casting", "use_bfloat16"), _TRAINING),
     **dict.fromkeys(
         ("loss_scaling", "loss_weight", "label_smoothing", "z_loss_eps", "compute_eval_metrics"), _TRAINING

@@ -105,7 +105,7 @@ CONFIG = ConfigTable(
         require=CS_REQUIRE,
         defaults={"share_embedding_weights": True, "decoder_kernel": 1.0, "pos_scaling_factor": 1.0},
         normalize=(gpt2.dropouts, usual_heads),
-        reads=("decoder_kernel",),
+        reads=("decoder_kernel", "attention_inner_dim"),
         ignored={"mup_base_hidden_size": MUP_BASE, "mup_base_filter_size": MUP_BASE},
     ),
     outside_model={"decoder_kernel": ("optimizer", "adjust_learning_rate", "decoder_kernel")},

@@ -198,7 +198,7 @@ CS = SideTable(
         "use_bias_in_output": False,
     },
     normalize=(check_sizes, usual_heads),
-    reads=("num_heads",),
+    reads=("filter_size", "rotary_dim", "embedding_dropout_rate", "use_untied_layer_norm", "attention_inner_dim"),
 )
 ARCHITECTURE = ("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn")
 OLD = "a field of the older classes that the class does not read"

@@ -127,6 +127,7 @@ CONFIG = ConfigTable(
         },
         defaults={"share_embedding_weights": True},
         normalize=(dropouts, usual_heads),
+        reads=("attention_inner_dim",),
     ),
 )
 

@@ -152,6 +152,7 @@ CONFIG = ConfigTable(
         defaults={**CS_DEFAULTS, "pos_scaling_factor": 1.0},
         write={"residual_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
         normalize=(usual_heads,),
+        reads=("attention_inner_dim",),
     ),
 )
 

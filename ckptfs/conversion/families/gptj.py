@@ -140,7 +140,13 @@ CONFIG = ConfigTable(
         aliases=GPT_ALIASES,
         ignored=gpt2.IGNORED,
     ),
-    cs=SideTable(require=CS_REQUIRE, defaults=CS_DEFAULTS, write=CS_WRITE, normalize=(usual_heads,)),
+    cs=SideTable(
+        require=CS_REQUIRE,
+        defaults=CS_DEFAULTS,
+        write=CS_WRITE,
+        normalize=(usual_heads,),
+        reads=("attention_inner_dim",),
+    ),
 )
 CODEGEN_CONFIG = ConfigTable(
     renames=NAMES,
@@ -157,6 +163,7 @@ CODEGEN_CONFIG = ConfigTable(
         defaults=CS_DEFAULTS,
         write=CS_WRITE,
         normalize=(four_heads("num_heads"), usual_heads),
+        reads=("attention_inner_dim",),
     ),
 )
 

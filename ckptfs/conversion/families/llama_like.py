@@ -187,6 +187,14 @@ BIASES = (
 )
 NO_BIASES = dict.fromkeys((*ATTENTION_BIASES, "use_ffn_bias"), False)
 
+
+def says_biases(fields: Fields) -> Config:
+    """Refuse a Cerebras config that leaves its biases to the trainer's defaults, which have them."""
+    for name in NO_BIASES:
+        fields.need(name, "it says whether there are biases")
+    return {}
+
+
 # ------------------------------------------------------------------------------------------------------------ config
 
 COPIED = (
@@ -235,15 +243,14 @@ CS_DEFAULTS = {
     "max_position_embeddings": 1024,
     "position_embedding_type": "learned",
     "layer_norm_epsilon": 1e-05,
-    "use_projection_bias_in_attention": True,
-    "use_ffn_bias_in_attention": True,
     "nonlinearity": "gelu",
-    "use_ffn_bias": True,
     "use_bias_in_output": False,
     "norm_first": True,
     "norm_type": "layernorm",
     "pos_scaling_factor": 1.0,
 }
+USUAL_BIASES = dict.fromkeys(NO_BIASES, True)
+"""What the trainer takes where the config says nothing."""
 NOTHING = SideTable()
 NO_DROPOUT = "a setting of training: the Cerebras model has no such dropout"
 
@@ -289,9 +296,15 @@ def llama_like(
         cs=SideTable(
             constants={**constants, **cs.constants},
             require={**off, **cs.require},
-            defaults={**CS_DEFAULTS, **cs.defaults},
+            defaults={**CS_DEFAULTS, **({} if biases else USUAL_BIASES), **cs.defaults},
             write={**(NO_BIASES if biases else {}), **cs.write},
-            normalize=(check_head_size, *(() if head_dim else (usual_heads,)), *cs.normalize),
+            normalize=(
+                check_head_size,
+                *(() if head_dim else (usual_heads,)),
+                *((says_biases,) if biases else ()),
+                *cs.normalize,
+            ),
+            reads=() if head_dim else ("attention_inner_dim", "rotary_dim"),
             ignored=cs.ignored,
         ),
     )

@@ -209,7 +209,7 @@ CONFIG = ConfigTable(
             "norm_first": True,
         },
         normalize=(usual_heads,),
-        reads=BIASES,
+        reads=(*BIASES, "attention_inner_dim"),
         write={
             "position_embedding_type": "learned",
             "embedding_dropout_rate": 0.0,

@@ -69,6 +69,7 @@ CONFIG = ConfigTable(
             "loss_scaling": "num_tokens",
         },
         normalize=(gpt2.dropouts, usual_heads),
+        reads=("attention_inner_dim",),
         ignored={"scale_by_layer_index": "a copy of scale_qk_dot_by_layer_idx that the model does not read"},
     ),
 )

@@ -134,7 +134,7 @@ CONFIG = ConfigTable(
         },
         write={"nonlinearity": "gelu", "loss_scaling": "num_tokens"},
         normalize=(usual_heads, one_group),
-        reads=("extra_attention_params",),
+        reads=("extra_attention_params", "attention_inner_dim"),
     ),
 )
 

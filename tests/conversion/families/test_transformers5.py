@@ -109,6 +109,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
         ("gpt_neox", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rotary_emb_base"),
+        ("gpt_neox", {"attention_bias": False}, "attention_bias"),
         ("mpt", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
         *(("mpt", {"attn_config": c}, "attn_config") for c in ({"clip_qkv": 6}, {"qk_ln": True}, {"prefix_lm": True})),
     ],
@@ -120,15 +121,60 @@ def test_what_a_cerebras_config_cannot_say_is_refused(model_type: str, changes: 
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes"),
+    ("changes", "section"),
     [
-        *(("llama", change) for change in ({"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 16})),
-        ("gpt_neox", {"attention_bias": False}),
+        ({}, {"rotary_dim": 8}),
+        ({"head_dim": None}, {"rotary_dim": 8}),
+        ({"head_dim": 16}, {"rotary_dim": 16, "attention_inner_dim": 64}),
+        ({"head_dim": 4}, {"rotary_dim": 4, "attention_inner_dim": 16}),
+        ({"hidden_size": 34, "head_dim": None}, {"rotary_dim": 8, "attention_inner_dim": 32}),
     ],
 )
-def test_what_the_converter_passes_over(model_type: str, changes: dict[str, Any]) -> None:
-    """The tensors tell: biases and other head sizes are converted with them, as recorded."""
-    assert to_cs(model_type, **changes) == to_cs(model_type)
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "mixtral"])
+def test_head_size(model_type: str, changes: dict[str, Any], section: dict[str, Any]) -> None:
+    """Cerebras states the rotary rows of a head, which are all of them, and the size of all heads together."""
+    found = to_cs(model_type, **changes)
+    names = ("rotary_dim", "attention_inner_dim")
+    assert {name: found[name] for name in names if name in found} == section
+    size = section["rotary_dim"]
+    back = there_and_back(model_type, **changes)
+    usual = found["hidden_size"] // found["num_heads"]
+    assert back.get("head_dim") == (None if size == usual else size)
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ({"attention_inner_dim": 48}, "rotary_dim"),
+        ({"attention_inner_dim": 48, "rotary_dim": 8}, "rotary_dim"),
+        ({"attention_inner_dim": 33}, "attention_inner_dim"),
+        ({"rotary_dim": 4}, "rotary_dim"),
+    ],
+)
+def test_rotary_rows_are_the_head_size(section: dict[str, Any], field: str) -> None:
+    cs = to_cs("llama")
+    with pytest.raises(ConfigError, match=f"config field {field} is"):
+        convert_config({"model": {**cs, **section}}, "cs-2.9", "hf", model="llama")
+
+
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("mlp", [True, False])
+def test_biases_of_llama(attention: bool, mlp: bool) -> None:
+    found = to_cs("llama", attention_bias=attention, mlp_bias=mlp)
+    assert (found["use_projection_bias_in_attention"], found["use_ffn_bias_in_attention"]) == (attention, attention)
+    assert found["use_ffn_bias"] is mlp
+    back = there_and_back("llama", attention_bias=attention, mlp_bias=mlp)
+    assert (back.get("attention_bias", False), back.get("mlp_bias", False)) == (attention, mlp)
+
+
+def test_biases_that_the_hugging_face_model_cannot_have() -> None:
+    cs = to_cs("llama")
+    for section in ({"use_ffn_bias_in_attention": True}, {"use_projection_bias_in_attention": True}):
+        with pytest.raises(ConfigError, match="config field use_ffn_bias_in_attention is"):
+            convert_config({"model": {**cs, **section}}, "cs-2.9", "hf", model="llama")
+    without = {name: value for name, value in cs.items() if name != "use_ffn_bias"}
+    with pytest.raises(MissingField, match="use_ffn_bias"):
+        convert_config({"model": without}, "cs-2.9", "hf", model="llama")
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "mixtral"])
