@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from ckptfs.cli.options import path_type
-from ckptfs.cli.output import printable
+from ckptfs.cli.options import json_option, path_type
+from ckptfs.cli.output import print_columns, print_json, printable
+from ckptfs.errors import UsageError
 
 
 @click.command("convert-config")
@@ -18,16 +21,24 @@ from ckptfs.cli.output import printable
 @click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
 @click.option("--output-dir", type=path_type, metavar="DIR", help="Where to write (the folder of FILE).")
 @click.option("--force", is_flag=True, help="Write over the output of an earlier run.")
+@click.option("--explain", is_flag=True, help="Print what happens to each field of FILE; write nothing.")
+@json_option
 def command(file: str, **options: Any) -> None:
     """Write a model config in another format.
 
     FILE is a config.json, or a trainer's YAML. The result is FILE_to_hf.json or FILE_to_cs-X.Y.yaml. A model of
-    several components is a folder of such folders, and has a folder for each.
+    several components is a folder of such folders, and has a folder for each. With --explain a table instead: each
+    field is renamed, transformed, required to have one value, ignored for a reason, or unknown and left out.
     """
     from ckptfs.conversion import resolve
     from ckptfs.tools.export import config_output, write_outputs
 
     config = resolve.read_config(file)
+    if options["explain"]:
+        _explain(config, options)
+        return
+    if options["as_json"]:
+        raise UsageError("--json goes with --explain")
     warnings: list[str] = []
     view = resolve.config_view(
         config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings
@@ -37,3 +48,16 @@ def command(file: str, **options: Any) -> None:
         click.echo(path)
     for warning in warnings:
         click.echo(f"ckptfs: {printable(warning)}", err=True)
+
+
+def _explain(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """The table of ``--explain``."""
+    from ckptfs.conversion import resolve
+
+    formats = options["src_fmt"], options["tgt_fmt"]
+    model, src, tgt, uses = resolve.explain_config(config, *formats, model=options["model"])
+    if options["as_json"]:
+        print_json({"model": model, "src": src.name, "tgt": tgt.name, "fields": [asdict(use) for use in uses]})
+        return
+    rows = [(use.field, use.what, use.detail) for use in uses]
+    print_columns([("FIELD", "WHAT HAPPENS", f"{model}, {src.name} to {tgt.name}"), *rows])

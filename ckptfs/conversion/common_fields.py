@@ -76,7 +76,7 @@ CS_IGNORED: Mapping[str, str] = {
         (
             *("initializer", "embedding_initializer", "output_layer_initializer", "ffn_initializer"),
             *("ffn_output_layer_initializer", "weight_initialization_seed", "initializer_range"),
-            *("lr_adjustment_groups", "mup_verification", "dropout_seed", "freeze", "disable_nsp"),
+            *("lr_adjustment_groups", "mup_verification", "dropout_seed", "freeze"),
         ),
         _TRAINING,
     ),

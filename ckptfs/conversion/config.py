@@ -165,7 +165,7 @@ def without_aliases(model: str, config: Config, aliases: Mapping[str, str]) -> d
     for alias, name in aliases.items():
         if alias in config:
             value = values.pop(alias)
-            if values.setdefault(name, value) != value:
+            if values.setdefault(name, value) != value and value is not None:
                 raise UnsupportedValue(model, alias, value, f"it is another name of {name}, which is {values[name]!r}")
     return values
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptfs.conversion import plan, registry
 from ckptfs.conversion.conversion import Conversion
+from ckptfs.conversion.explain import FieldUse
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.format_names import HF, ModelFormat, parse_format
 from ckptfs.conversion.sections import model_section
@@ -135,6 +136,17 @@ def config_view(
     return Conversion(
         *(family.name, src.name, tgt.name, {}, made), components=family.components, files=files, paths=family.paths
     )
+
+
+def explain_config(
+    config: Mapping[str, Any], src_fmt: str, tgt_fmt: str, *, model: str | None = None
+) -> tuple[str, ModelFormat, ModelFormat, list[FieldUse]]:
+    """What happens to each field of *config*; also the model and the formats whose tables say so."""
+    src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
+    family = _families(model, config, {}, src != HF)[0]
+    src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
+    uses, near = plan.explain_config(family, config, src, tgt)
+    return family.name, near if tgt == HF else HF, HF if tgt == HF else near, uses
 
 
 def _in_full(fmt: ModelFormat, name: str | None, family: Family) -> ModelFormat:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,65 @@ def test_releases_that_are_not_connected(ckptfs: Ckptfs, tmp_path: Path) -> None
     result = convert(ckptfs, tmp_path, OLD, "--model", "mixtral", "--src-fmt", "cs-1.8", "--tgt-fmt", "cs-2.4")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "cannot convert cs-1.8 to cs-2.4" in result.err
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "attention_bias": True,
+    "use_cache": True,
+    "rope_bend": 3,
+}
+HOW = ("--model", "llama", "--src-fmt", "hf", "--tgt-fmt", "cs-2.9")
+
+
+def test_explain(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    """Each given field, then the defaults that are filled in; nothing is written."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    result = ckptfs("convert-config", tmp_path / "config.json", *HOW, "--explain")
+    assert (result.code, result.err, os.listdir(tmp_path)) == (0, "", ["config.json"])
+    heading, *lines = result.text.splitlines()
+    assert heading.split() == ["FIELD", "WHAT", "HAPPENS", "llama,", "hf", "to", "cs-2.9"]
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in lines}
+    assert rows["model_type"] == ["required", "'llama'"]
+    assert rows["hidden_size"] == ["renamed", "hidden_size"]
+    assert rows["num_attention_heads"] == ["renamed", "num_heads, attention_inner_dim, rotary_dim"]
+    assert rows["attention_bias"] == ["transformed", "use_projection_bias_in_attention, use_ffn_bias_in_attention"]
+    assert rows["use_cache"] == ["ignored", "how the result is computed, not what it is"]
+    assert rows["rope_bend"] == ["unknown"]
+    assert rows["rms_norm_eps"] == ["default", "1e-06 as layer_norm_epsilon"]
+
+
+def test_explain_as_json(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    result = ckptfs("convert-config", tmp_path / "config.json", *HOW, "--explain", "--json")
+    found = json.loads(result.text)
+    assert (found["model"], found["src"], found["tgt"]) == ("llama", "hf", "cs-2.9")
+    assert {"field": "rope_bend", "what": "unknown", "detail": ""} in found["fields"]
+    assert {f["field"] for f in found["fields"] if f["what"] != "default"} == set(LLAMA)
+
+
+def test_explain_a_cerebras_config_with_mup(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    (tmp_path / "cs.yaml").write_text("model: {hidden_size: 8, num_heads: 2, mup_base_hidden_size: 4, odd: 1}")
+    how = ("--model", "gpt2", "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
+    rows = [
+        line.split() for line in ckptfs("convert-config", tmp_path / "cs.yaml", *how, "--explain").text.splitlines()
+    ]
+    assert ["mup_base_hidden_size", "transformed", "muP,", "folded", "into", "the", "weights"] in rows
+    assert ["odd", "unknown"] in rows
+
+
+@pytest.mark.parametrize(
+    "options", [("--json", *HOW), ("--explain", "--model", "gpt2", "--src-fmt", "cs-2.2", "--tgt-fmt", "cs-2.4")]
+)
+def test_explain_has_limits(ckptfs: Ckptfs, tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    result = ckptfs("convert-config", tmp_path / "config.json", *options)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+
+
+def test_unknown_fields_are_named(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    result = ckptfs("convert-config", tmp_path / "config.json", *HOW)
+    assert (result.code, result.err) == (0, "ckptfs: llama: 1 config field is not known and left out: rope_bend\n")

@@ -240,7 +240,10 @@ CONFIG = ConfigTable(
         write={"new_decoder_architecture": True, "multi_query": True},
         normalize=(rope_parameters, whole_rotary, two_norms_by_default, inner_size),
         reads=(*ROPE_READS, "ffn_hidden_size", *ARCHITECTURE),
-        ignored={"apply_residual_connection_post_layernorm": OLD},
+        ignored={
+            "apply_residual_connection_post_layernorm": OLD,
+            **dict.fromkeys(BIASES, "a copy of bias that the class does not read"),
+        },
     ),
     cs=CS,
 )

@@ -147,7 +147,8 @@ NEW_FIELDS = (
 
 def keys_old(fields: Fields) -> Steps:
     """Attention logits divided by the head size are divided by its root once more."""
-    return (("divide", math.sqrt(size(fields, "hidden_size") // size(fields, "num_heads"))),)
+    inner = "hidden_size" if fields.get("attention_inner_dim") is None else "attention_inner_dim"
+    return (("divide", math.sqrt(size(fields, inner) // size(fields, "num_heads"))),)
 
 
 def keys_new(fields: Fields) -> Steps:

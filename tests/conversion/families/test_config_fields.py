@@ -1,4 +1,4 @@
-"""Every config field of the classes of transformers is converted, checked, or ignored for a reason that is written down.
+"""Every config field of the classes of transformers is converted, checked, or ignored for a stated reason.
 
 Runs with the installed transformers, 4 or 5: their classes differ in a few fields.
 """
