@@ -71,6 +71,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-neox": ("gpt-neox", "GPTNeoX", NEOX),
     "llama": ("llama", "Llama", {**GROUPS, **theta(500.0)}),
     "llama-heads": ("llama", "Llama", {**WIDE, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "llama-head-size": ("llama", "Llama", {**GROUPS, "head_dim": 12, **theta(500.0)}),
+    "llama-biases": ("llama", "Llama", {**GROUPS, "attention_bias": True, "mlp_bias": True}),
     "llama-llama3": ("llama", "Llama", {**GROUPS, **theta(500.0, **LLAMA3)}),
     "llama-linear": ("llama", "Llama", {**GROUPS, **theta(500.0, rope_type="linear", factor=2.0)}),
     "llama-yarn": (
@@ -79,6 +81,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**GROUPS, **theta(500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=8)},
     ),
     "mistral": ("mistral", "Mistral", {**GROUPS, "sliding_window": 4, **theta(500.0)}),
+    "mistral-head-size": ("mistral", "Mistral", {**GROUPS, "head_dim": 6, "sliding_window": 4, **theta(500.0)}),
     "mistral-heads": ("mistral", "Mistral", {**WIDE, "num_key_value_heads": 4, "sliding_window": None}),
     "mixtral": ("mixtral", "Mixtral", {**GROUPS, "num_local_experts": 3, **theta(500.0)}),
     "mixtral-heads": ("mixtral", "Mixtral", {**WIDE, "num_key_value_heads": 4, "num_local_experts": 3}),

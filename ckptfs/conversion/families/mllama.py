@@ -187,7 +187,10 @@ CONFIG = replace(
             {},
             SideTable(
                 constants={"model_type": "mllama"},
-                ignored=dict.fromkeys(("image_token_index", "image_token_id"), "a token of the tokenizer"),
+                ignored={
+                    **dict.fromkeys(("image_token_index", "image_token_id"), "a token of the tokenizer"),
+                    "tie_word_embeddings": "that of text_config counts",
+                },
             ),
             SideTable(normalize=(padding,), reads=tuple(OUTSIDE)),
             (FieldTransform((), ("pad_token_id",), nothing, padding_to_hf),),
