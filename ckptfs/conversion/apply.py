@@ -1,7 +1,7 @@
 """From the tensors of one side to those of the other, by a family's table.
 
 Reads no tensor data. Order is part of the result: a target key stands where the first source key of its rule
-stood, keys that a rule makes follow it.
+stood, keys that a rule generates follow it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Group:
 def convert_tensors(
     table: Table, state: Mapping[str, Tensor], to: Side, context: Context, drop_unmatched: bool = False
 ) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[str, ...]]:
-    """The tensors of the other side, the source keys that were dropped, and the target keys that were made."""
+    """The tensors of the other side, the source keys that were dropped, and the target keys that were generated."""
     frm: Side = "cs" if to == "hf" else "hf"
     state = table.completed(frm, state, context)
     context = replace(context, keys=state.keys())
@@ -48,26 +48,26 @@ def convert_tensors(
     result: dict[str, Tensor] = {}
     behind: dict[str, tuple[int, Tensor]] = {}
     shared: dict[str, tuple[str, Tensor]] = {}
-    made: list[str] = []
+    generated: list[str] = []
     for group in groups.values():
         tensors = _apply(group, frm, to, context)
         result |= tensors
-        for extra in group.rule.makes(to):
-            tensor_made = extra.make(context, list(tensors.values())[extra.of])
-            if tensor_made is not None:
+        for extra in group.rule.extras(to):
+            made = extra.generate(context, list(tensors.values())[extra.of])
+            if made is not None:
                 name = extra.template.format(group.fields)
                 if extra.if_present:
-                    shared[name] = (extra.if_present, tensor_made)
+                    shared[name] = (extra.if_present, made)
                     continue
                 if extra.position:
-                    behind[name] = (extra.position, tensor_made)
+                    behind[name] = (extra.position, made)
                 else:
-                    result[name] = tensor_made
-                made.append(name)
+                    result[name] = made
+                generated.append(name)
     behind |= {name: (AT_END, t) for name, (how, t) in shared.items() if how == "replace" or name not in result}
-    made += [name for name in behind if name in shared]
+    generated += [name for name in behind if name in shared]
     result |= {name: t for name, (_, t) in sorted(behind.items(), key=lambda late: late[1][0])}
-    return result, tuple(dropped + unmatched), tuple(dict.fromkeys(made))
+    return result, tuple(dropped + unmatched), tuple(dict.fromkeys(generated))
 
 
 def _join(

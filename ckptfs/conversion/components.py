@@ -1,8 +1,8 @@
 """Models whose Hugging Face side is several folders, such as a question encoder and a context encoder.
 
-One flat space of names serves their configs as it serves their tensors: field f in the ``config.json`` of the folder
-c is ``c/f``, field f in a nested section of the Cerebras config is ``section/f`` (entries of lists by their number).
-So a model of several components is one `Table` and one `ConfigTable`, put together from those of its parts.
+Configs and tensors have flat names: field f in the ``config.json`` of folder c is ``c/f``, field f in a nested
+section of the Cerebras config is ``section/f`` (list entries count by number). So a model of several components is
+one `Table` and one `ConfigTable`, put together from those of its parts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, SideTable
-from ckptfs.conversion.rules import Context, Extra, Make, Rule, Second, under
+from ckptfs.conversion.rules import Context, Extra, Generate, Rule, Second, under
 from ckptfs.errors import ConfigError, MissingKeys
 from ckptfs.tensors.tensor import Tensor
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 def component(folder: str, keys: str, section: str, rules: Iterable[Rule]) -> list[Rule]:
     """*rules* for the folder ``folder/`` and Cerebras keys that begin with *keys*.
 
-    What they make or ask sees the config of that folder, and that *section* of the Cerebras config.
+    Their functions see the config of that folder, and that *section* of the Cerebras config.
     """
 
     def seen(ask: Callable[..., T]) -> Callable[..., T]:
@@ -34,11 +34,13 @@ def component(folder: str, keys: str, section: str, rules: Iterable[Rule]) -> li
 
         return inside
 
-    def made(make: Make) -> Make:
-        return Second(seen(make.make), seen(make.when)) if isinstance(make, Second) else seen(make)
+    def generated(generate: Generate) -> Generate:
+        if isinstance(generate, Second):
+            return Second(seen(generate.generate), seen(generate.when))
+        return seen(generate)
 
     def extras(found: tuple[Extra, ...]) -> tuple[Extra, ...]:
-        return tuple(replace(extra, make=made(extra.make)) for extra in found)
+        return tuple(replace(extra, generate=generated(extra.generate)) for extra in found)
 
     narrowed = [
         replace(
@@ -135,7 +137,7 @@ def by_component(model: str, tensors: Mapping[str, Tensor], folders: Sequence[st
 
 
 def in_one(folders: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What `by_component` took apart, as ``folder/key`` again."""
+    """The tensors that `by_component` separated, as ``folder/key`` again."""
     return {f"{folder}/{key}" if folder else key: t for folder, held in folders.items() for key, t in held.items()}
 
 
@@ -144,7 +146,7 @@ def _all(prefix: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _inside(convert: Convert, frm: str, to: str) -> Convert:
-    """*convert* as part of a whole: it reads names that begin with *frm* and writes names that begin with *to*."""
+    """*convert* for a part of a model: it reads names that begin with *frm* and writes names that begin with *to*."""
 
     @wraps(convert)
     def run(fields: Fields) -> Config:

@@ -23,7 +23,7 @@ class Conversion:
     """``config.json`` for hf (by component, where there are several); ``{"model": {…}}`` for a Cerebras release."""
     dropped: tuple[str, ...] = ()
     """Source keys that have no place in the target."""
-    made: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
     """Target keys that no source key corresponds to."""
     warnings: tuple[str, ...] = ()
     """What a user should know about the result, one line each."""

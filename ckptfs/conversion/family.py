@@ -1,4 +1,4 @@
-"""What a model family is: data."""
+"""`Family`: everything that is specific to one model name, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AddMissing: TypeAlias = Callable[[Context, Mapping[str, Tensor]], Mapping[str, T
 
 
 def no_files(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """For families with nothing beside weights and configs."""
+    """For families that have only weights and configs."""
     return {}
 
 
@@ -32,12 +32,13 @@ def nothing_more(context: Context, tensors: Mapping[str, Tensor]) -> Mapping[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One model name. *sizes* gives the numbers that ops need, from a filled Cerebras ``model`` section."""
+    """One model name: its tensors, its config, the formats that it has, and how it is recognised."""
 
     name: str
     table: Table
     config: ConfigTable
     sizes: Callable[[str, Mapping[str, Any]], dict[str, int]]
+    """The numbers that ops need, from the model's name and a filled Cerebras ``model`` section."""
     cs_name: str
     """``model.name`` in Cerebras configs from release 2.4 on."""
     hf_type: str
@@ -55,13 +56,13 @@ class Family:
     mup_rules: Rules = DECODER
     """Which keys take which multipliers when muP is folded."""
     flavours: tuple[tuple[Callable[[Mapping[str, Any]], bool], ConfigTable], ...] = ()
-    """Older kinds of ``config.json``, each with what tells it; they are read, and *config* is written."""
+    """Older kinds of ``config.json``, each with a test that recognises it. They are read only; *config* is written."""
     resolve: Callable[[Mapping[str, Any], Side], Family] | None = None
-    """The family itself, for a name whose table depends on the config (``config.json``, or the ``model`` section)."""
+    """Makes the family from a config (``config.json``, or the ``model`` section), for a name that stands for several."""
     newest_config: bool = False
-    """Whether Cerebras configs of all releases are written as the newest one's."""
+    """Whether Cerebras configs of all releases are written as those of the newest release."""
     writes_name: bool = True
-    """Whether Cerebras configs do without ``model.name``."""
+    """Whether ``model.name`` is written to Cerebras configs."""
     cs_prefix: bool = True
     """Whether Cerebras keys may carry a leading ``model.``."""
     components: tuple[str, ...] = ()
@@ -75,38 +76,38 @@ class Family:
     paths: tuple[str, ...] = ()
     """Fields of the configs (``folder/field``) that say where another component lies."""
     add_missing: AddMissing = nothing_more
-    """Makes what a Cerebras result lacks as a whole, such as a projector, from the tensors that it has."""
+    """Generates a whole part that a Cerebras result lacks, such as a projector, from the tensors that it has."""
     older: tuple[Family, ...] = ()
     """This family in older releases that differ, oldest first; the first that covers a release counts."""
     notes: str = ""
-    """What a user should know before converting, in a few words: what is lost, refused, or one way only."""
+    """What a user should know before converting, in a few words: what is lost, refused, or possible one way only."""
     alias_of: str = ""
     """The name of the family that this one is another name of."""
     cs_discriminator: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that tell its Cerebras configs from those of another model under the same *cs_name*."""
+    """Fields that distinguish its Cerebras configs from those of another model with the same *cs_name*."""
     hf_side: bool = True
-    """Whether there is a Hugging Face model; without one, a family is known between Cerebras releases only."""
+    """Whether there is a Hugging Face model. Without one, a family converts between Cerebras releases only."""
 
     def derived(self, *, name: str, mup: Mup, **changes: Any) -> Family:
         """Another model that is like this one but for *changes*."""
         return replace(self, name=name, mup=mup, **changes)
 
     def covers(self, cerebras: ModelFormat) -> bool:
-        """Whether this layout is the one of that Cerebras format."""
+        """Whether this family holds for that Cerebras format."""
         release = cerebras.release
         known = release is not None and self.since <= release <= self.until and cerebras.variant == self.variant
         return known and self.hf_side
 
     def at(self, cerebras: ModelFormat) -> Family:
-        """This family as that Cerebras format has it."""
+        """The layout of this family in that Cerebras format."""
         return next((family for family in self.older if family.covers(cerebras)), self)
 
     def prefixes(self) -> tuple[str, ...]:
-        """What the names of config fields begin with, by component; an empty text for a family of one."""
+        """The prefixes of config fields, one for each component; an empty string for a family without components."""
         return tuple(f"{folder}/" for folder in self.components) or ("",)
 
     def of(self, config: Mapping[str, Any], side: Side) -> Family:
-        """This family, or the one that *config* (a ``model`` section, for Cerebras) makes of it."""
+        """This family, or the one that `resolve` makes for *config* (a ``model`` section, for Cerebras)."""
         return self.resolve(config, side) if self.resolve else self
 
     def hf_config(self, values: Mapping[str, Any]) -> ConfigTable:

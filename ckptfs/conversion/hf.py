@@ -56,7 +56,7 @@ def _to_hf(
         state = mup.fold_tensors(family.name, family.mup_rules, model, how, state)
     context = Context(family.name, family.sizes(family.name, cs), _flat_hf(family, hf), cs)
     _refuse_gaps(family, source, "cs", context, drop_unmatched)
-    tensors, dropped, made = convert_tensors(family.table, state, "hf", context, drop_unmatched)
+    tensors, dropped, generated = convert_tensors(family.table, state, "hf", context, drop_unmatched)
     warnings = (*warnings, *unknown_fields(family.name, *_source_fields(family, config, src), "cs"))
     if _sideband(config):
         tensors = {k: elementwise(t, ("nan_to", 0.0)) for k, t in tensors.items()}
@@ -64,7 +64,7 @@ def _to_hf(
     for folder, held in folders.items():
         (hf[folder] if folder else hf).setdefault("torch_dtype", _main_dtype(held.values()))
     return Conversion(
-        *(family.name, src.name, "hf", in_one(folders), hf, dropped, made, warnings),
+        *(family.name, src.name, "hf", in_one(folders), hf, dropped, generated, warnings),
         components=family.components,
         files=family.files(hf),
         paths=family.paths,
@@ -80,10 +80,10 @@ def _to_cs(
     cs = filled(flat(whole["model"], family.sections), family.config.cs.defaults)
     context = Context(family.name, family.sizes(family.name, cs), hf, cs)
     _refuse_gaps(family, source, "hf", context, drop_unmatched)
-    tensors, dropped, made = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
+    tensors, dropped, generated = convert_tensors(family.table, model_state(source), "cs", context, drop_unmatched)
     more = family.add_missing(context, tensors)
     return Conversion(
-        *(family.name, "hf", tgt.name, {**tensors, **more}, whole, dropped, (*made, *more)),
+        *(family.name, "hf", tgt.name, {**tensors, **more}, whole, dropped, (*generated, *more)),
         warnings=unknown_fields(family.name, table, config, "hf"),
         components=family.components,
     )

@@ -1,8 +1,8 @@
 """Key templates: full keys with named fields, that match and format.
 
-``layers.{i}.attn.{p}`` has a layer number and a parameter name. Fields: ``{p}`` is ``weight`` or ``bias``; every
-other name is a decimal number; ``{2*i}`` is twice the number i, ``{i+1}`` the one behind it. Matching is anchored at
-both ends, and a dot is a dot. ``{*}`` at the end of a template is any rest of a key, for keys that are dropped.
+``layers.{i}.attn.{p}`` has a layer number and a parameter name. Fields: ``{p}`` is ``weight`` or ``bias``; any
+other name is a decimal number; ``{2*i}`` is twice the number i, ``{i+1}`` is i plus one. Matching is anchored at both
+ends, and a dot is a dot. ``{*}`` at the end of a template is any rest of a key, for keys that are dropped.
 """
 
 from __future__ import annotations

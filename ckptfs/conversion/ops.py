@@ -1,8 +1,8 @@
-"""What can happen to tensors between a Hugging Face and a Cerebras key, beyond the name.
+"""Ops: what happens to tensors between a Hugging Face and a Cerebras key, besides the name.
 
-An op takes the tensors of a rule's Hugging Face side (a list; most rules have one) and gives those of its Cerebras
-side. `inverse` is the op that goes back. Ops move elements only, unless their docstring says otherwise. Numbers
-such as head counts come from *sizes*, which a family computes once from the Cerebras config.
+An op takes the tensors of a rule's Hugging Face side (a list; most rules have one) and returns those of its Cerebras
+side. `inverse` is the op for the other direction. Ops only move elements, unless their docstring says otherwise.
+Numbers such as head counts come from *sizes*, which a family computes once from the Cerebras config.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut one tensor by rows into parts whose sizes relate as *ratio* (sizes names or numbers); inverse: `Concat`."""
+    """Cut one tensor by rows into parts whose sizes relate as *ratio* (names of sizes, or numbers); inverse: `Concat`."""
 
     ratio: tuple[str | int, ...]
 
@@ -76,7 +76,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Put the parts of a `Split` below each other again."""
+    """Concatenate the parts of a `Split` again."""
 
     ratio: tuple[str | int, ...]
 
@@ -114,7 +114,7 @@ class PermuteRows:
 def _order_and_block(
     order: Callable[[Sizes, int], Order], sizes: tuple[tuple[str, int], ...], rows: int, back: bool
 ) -> tuple[Order, int]:
-    """The same for all layers of a model, and dear to find: a third of the planning of a large model."""
+    """Cached: it is the same for all layers of a model, and took a third of the planning of a large model."""
     found = order(dict(sizes), rows)
     if back:
         found = inverse(found)
@@ -200,7 +200,7 @@ class Unstack:
 
 @dataclass(frozen=True, slots=True)
 class TakeFirst:
-    """The first of several copies of one tensor; inverse: `Repeat`, as many as sizes has under *n*."""
+    """The first of several copies of one tensor; inverse: `Repeat`. *n* is the name of a size."""
 
     n: str
 
@@ -248,7 +248,7 @@ class Reshape:
 class ConvToLinear:
     """A convolution's kernel (out, channels, side, side) <-> a matrix (out, side * side * channels), channels last.
 
-    *channels* and *side* are sizes names.
+    *channels* and *side* are names of sizes.
     """
 
     channels: str
@@ -283,7 +283,7 @@ class AddScalar:
 
 
 def permute_for_rope(heads: str | int) -> Op:
-    """Half-split rotary rows <-> interleaved pairs, for *heads* heads (a sizes name or a number)."""
+    """Half-split rotary rows <-> interleaved pairs, for *heads* heads (the name of a size, or a number)."""
 
     def order(sizes: Sizes, n_rows: int) -> Order:
         n = sizes[heads] if isinstance(heads, str) else heads

@@ -1,35 +1,14 @@
-"""The one dict of model names."""
+"""The models by name: `FAMILIES`, and what finds one for a checkpoint or a config."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from ckptfs.conversion.config import OneOf
-from ckptfs.conversion.families.bert import BERT
-from ckptfs.conversion.families.bert_tasks import QUESTIONS, SEQUENCE, SUMMARIZATION, TOKENS
-from ckptfs.conversion.families.bloom import BLOOM, BLOOM_HEADLESS
-from ckptfs.conversion.families.btlm import BTLM, BTLM_HEADLESS, JAIS_FAMILY
-from ckptfs.conversion.families.dpo import DPO
-from ckptfs.conversion.families.dpr import DPR_FAMILY, DRAGON_FAMILY
-from ckptfs.conversion.families.esm2 import ESM2
-from ckptfs.conversion.families.falcon import FALCON, FALCON_HEADLESS
-from ckptfs.conversion.families.gemma2 import GEMMA2
-from ckptfs.conversion.families.gpt2 import GPT2, GPT2_HEADLESS
-from ckptfs.conversion.families.gpt_neox import GPT_NEOX, GPT_NEOX_HEADLESS
-from ckptfs.conversion.families.gptj import CODEGEN, CODEGEN_HEADLESS, GPTJ, GPTJ_HEADLESS
-from ckptfs.conversion.families.llama import LLAMA, LLAMA_HEADLESS
-from ckptfs.conversion.families.llava import LLAVA, MMSIMPLE
-from ckptfs.conversion.families.mistral import MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS
-from ckptfs.conversion.families.mllama import MLLAMA
-from ckptfs.conversion.families.mpt import MPT, MPT_HEADLESS
-from ckptfs.conversion.families.roberta import ROBERTA
-from ckptfs.conversion.families.santacoder import SANTACODER, SANTACODER_HEADLESS
-from ckptfs.conversion.families.starcoder import STARCODER, STARCODER_HEADLESS
-from ckptfs.conversion.families.t5 import T5
-from ckptfs.conversion.families.vit import CLIP_VIT, VIT, VIT_HEADLESS
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.rules import SIDES
 from ckptfs.errors import UnknownFamily
@@ -44,17 +23,16 @@ _ALIASES = {
 # The converter writes the configs of these aliases under other names than their model's.
 _CS_NAMES = {"wizardcoder": "gpt2", "wizardcoder-headless": "gpt2", "transformer": "transformer"}
 
-_FAMILIES = (
-    *(GPT2, GPT2_HEADLESS, GPTJ, GPTJ_HEADLESS, CODEGEN, CODEGEN_HEADLESS, GPT_NEOX, GPT_NEOX_HEADLESS),
-    *(LLAMA, LLAMA_HEADLESS, MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS),
-    *(FALCON, FALCON_HEADLESS, BLOOM, BLOOM_HEADLESS, BTLM, BTLM_HEADLESS, JAIS_FAMILY),
-    *(SANTACODER, SANTACODER_HEADLESS, STARCODER, STARCODER_HEADLESS, GEMMA2, MPT, MPT_HEADLESS),
-    *(T5,),
-    *(BERT, QUESTIONS, SEQUENCE, TOKENS, SUMMARIZATION, ROBERTA, ESM2),
-    *(DPO, MLLAMA),
-    *(VIT, VIT_HEADLESS, CLIP_VIT, DPR_FAMILY, DRAGON_FAMILY, LLAVA, MMSIMPLE),
+_MODULES = (
+    *("gpt2", "gptj", "gpt_neox", "llama", "mistral", "falcon", "bloom", "btlm", "santacoder", "starcoder", "gemma2"),
+    *("mpt", "t5", "bert", "bert_tasks", "roberta", "esm2", "dpo", "mllama", "vit", "dpr", "llava"),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
+"""The modules of `ckptfs.conversion.families` that have models, each in a tuple ``FAMILIES``; in the order of lists."""
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for module in _MODULES
+    for family in import_module(f"ckptfs.conversion.families.{module}").FAMILIES
+}
 for _name, _aliases in _ALIASES.items():
     for _alias in _aliases:
         _family = replace(FAMILIES[_name], name=_alias, alias_of=_name, notes=f"alias of {_name}")
@@ -171,6 +149,6 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _rules(f: Family) -> Iterator[dict[str, Any]]:
     for rule in f.table.rules:
         sides: dict[str, Any] = {side: [t.text for t in rule.side(side)] for side in SIDES}
-        made = {f"{side}_makes": [e.template.text for e in rule.makes(side)] for side in SIDES if rule.makes(side)}
+        extra = {f"{side}_extra": [e.template.text for e in rule.extras(side)] for side in SIDES if rule.extras(side)}
         also = {f"{side}_also": [t.text for t in rule.also(side)] for side in SIDES if rule.also(side)}
-        yield {**sides, **also, **made, "ops": [type(op).__name__ for op in rule.ops]}
+        yield {**sides, **also, **extra, "ops": [type(op).__name__ for op in rule.ops]}

@@ -1,8 +1,8 @@
 """Tensor tables: which Hugging Face keys are which Cerebras keys, written once for both directions.
 
-A `Rule` ties key templates of the two sides together, with the ops between them. A `Table` is a set of rules and
-has no order: two rules that could claim the same key are an error when the table is made. Builders below are all
-that family files use.
+A `Rule` connects key templates of the two sides, with the ops between them. A `Table` is a set of rules and has no
+order: two rules that could claim the same key are an error when the table is first used. Family modules build their
+rules with the functions at the end of this module.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SIDES: tuple[Side, Side] = ("hf", "cs")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a table may know about the model: numbers, and the two configs (``model`` section of the Cerebras one)."""
+    """What a table knows about the model: sizes, and the two configs (of the Cerebras one, the ``model`` section)."""
 
     model: str
     sizes: Sizes
     hf: Mapping[str, Any]
     cs: Mapping[str, Any]
     keys: Collection[str] = ()
-    """The source's keys; known once the conversion of the tensors has begun."""
+    """The source's keys; empty before the conversion of the tensors."""
 
 
-Make: TypeAlias = Callable[[Context, Tensor], Tensor | None]
-"""Makes a tensor that only one side has, from one of the rule's on that side; None: not in this model."""
+Generate: TypeAlias = Callable[[Context, Tensor], Tensor | None]
+"""Generates a tensor that only one side has, from one of the rule's on that side; None: this model has none."""
 When: TypeAlias = Callable[[Context], bool]
 Choice: TypeAlias = Callable[[Context, Fields], int]
 """Which of a tensor's Hugging Face names is written: 0 for the rule's own, then the others in their order."""
@@ -45,13 +45,13 @@ BESIDE, AT_END = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """A `Make` of a key that is read where the rule's own is missing, in models for which *when* holds."""
+    """A `Generate` whose key is read where the rule's own key is missing, in models for which *when* holds."""
 
-    make: Make
+    generate: Generate
     when: When
 
     def __call__(self, context: Context, tensor: Tensor) -> Tensor | None:
-        return self.make(context, tensor)
+        return self.generate(context, tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Extra:
 
     *if_present* is for keys that other rules may write too: keep what they wrote, or replace it in its place. Such an
     extra has no claim on the key when it is read, and goes to the end where no other rule wrote it. *of* is the number
-    of the rule's tensor that it is made from.
+    of the rule's tensor that it is generated from.
     """
 
     template: Template
-    make: Make
+    generate: Generate
     position: int = BESIDE
     if_present: IfPresent = ""
     of: int = 0
@@ -74,11 +74,11 @@ class Extra:
 class Rule:
     """Tensors under the *hf* templates are, after *ops*, those under the *cs* templates.
 
-    A side without templates is dropped on the way there and never written. ``hf_extra``/``cs_extra`` are keys that
-    exist on that side only: written next to the rule's own when going there, dropped when met coming from there.
-    ``hf_also``/``cs_also`` are other names accepted when reading, set after set where the rule has several tensors.
-    *over* names a field that runs over the tensors of one group (experts). *when* limits the rule to some configs.
-    *hf_choice* says which name to write, where that depends on the model; the rule has one Hugging Face tensor then.
+    Where one side has no templates, the other side's keys are dropped. ``hf_extra``/``cs_extra`` are keys that exist
+    on that side only: they are written next to the rule's own, and dropped when they are read. ``hf_also``/``cs_also``
+    are other names that are read, set after set where the rule has several tensors. *over* names a field that
+    numbers the tensors of one group (experts). *when* limits the rule to some configs. *hf_choice* says which name to
+    write, where that depends on the model; the rule then has one Hugging Face tensor.
     """
 
     hf: tuple[Template, ...]
@@ -98,7 +98,7 @@ class Rule:
     def also(self, side: Side) -> tuple[Template, ...]:
         return self.hf_also if side == "hf" else self.cs_also
 
-    def makes(self, side: Side) -> tuple[Extra, ...]:
+    def extras(self, side: Side) -> tuple[Extra, ...]:
         return self.hf_extra if side == "hf" else self.cs_extra
 
     def steps(self, to: Side) -> tuple[Op, ...]:
@@ -114,9 +114,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rule's interest in a key: template number *index* of its side, None for a key that is dropped.
+    """A rule that takes a key: template number *index* of its side, None for a key that is dropped.
 
-    *second* marks the key of a second copy: in models that it says, it is read where the rule's own key is missing.
+    *second* marks the key of a second copy. Where it holds, the key is read if the rule's own key is missing.
     """
 
     rule: Rule
@@ -137,7 +137,7 @@ class Table:
 
     @cached_property
     def _claims(self) -> dict[Side, dict[str, list[Claim]]]:
-        """What rules say about keys, by the keys' blanked form; checked when the table is first used."""
+        """The claims of all rules, by the keys' blanked form; checked when the table is first used."""
         claims: dict[Side, dict[str, list[Claim]]] = {"hf": {}, "cs": {}}
         for rule in self.rules:
             _check_fields(rule)
@@ -156,7 +156,7 @@ class Table:
 
     @cached_property
     def _seconds(self) -> dict[Side, frozenset[str]]:
-        """Blanked forms of the keys that may be second copies: few, so that the others need no look."""
+        """Blanked forms of the keys that may be second copies: few, so that most keys need no further check."""
         return {
             side: frozenset(text for text, found in claims.items() if any(c.second for c in found))
             for side, claims in self._claims.items()
@@ -167,7 +167,7 @@ class Table:
         assert self._claims is not None
 
     def claim(self, side: Side, key: str, context: Context) -> tuple[Claim, dict[str, int | str]] | None:
-        """The rule that wants *key*, with the key's fields; None when there is none."""
+        """The claim on *key*, with the key's fields; None when there is none."""
         return next(self._claims_on(side, key, context), None)
 
     def completed(self, side: Side, state: Mapping[str, Tensor], context: Context) -> dict[str, Tensor]:
@@ -195,7 +195,7 @@ class Table:
 
     def nearest(self, side: Side, key: str) -> str:
         """The template of that side that looks most like *key*, or an empty string."""
-        texts = [t.text for r in self.rules for t in (*r.side(side), *(e.template for e in r.makes(side)))]
+        texts = [t.text for r in self.rules for t in (*r.side(side), *(e.template for e in r.extras(side)))]
         found = difflib.get_close_matches(key, texts, n=1, cutoff=0.4)
         return found[0] if found else ""
 
@@ -205,9 +205,9 @@ def _claims_of(rule: Rule, side: Side) -> Iterable[Claim]:
         yield Claim(rule, template, index)
     for index, template in enumerate(rule.also(side)):
         yield Claim(rule, template, index % max(1, len(rule.side(side))))
-    for extra in rule.makes(side):
+    for extra in rule.extras(side):
         if not extra.if_present:
-            yield Claim(rule, extra.template, None, extra.make.when if isinstance(extra.make, Second) else None)
+            yield Claim(rule, extra.template, None, extra.generate.when if isinstance(extra.generate, Second) else None)
 
 
 def _check_fields(rule: Rule) -> None:
@@ -218,9 +218,9 @@ def _check_fields(rule: Rule) -> None:
 
 
 def _check_unique(side: Side, claims: list[Claim]) -> None:
-    """Two templates with the same blanked form collide unless a number tells them apart.
+    """Two templates with the same blanked form collide unless a number distinguishes them.
 
-    Several rules may make one key: it is dropped when met, and the last one writes it.
+    Several rules may generate one key: it is dropped when it is read, and the last rule writes it.
     """
     for i, one in enumerate(claims):
         for two in claims[i + 1 :]:
@@ -274,18 +274,22 @@ def cs_only(*keys: str) -> list[Rule]:
     return [Rule((), (Template(key),)) for key in keys]
 
 
-def with_cs_extra(rule: Rule, makes: Mapping[str, Make], *, position: int = BESIDE, if_present: IfPresent = "") -> Rule:
-    """*rule*, which besides its own keys writes these on the Cerebras side (and drops them when they are met there)."""
-    return replace(rule, cs_extra=rule.cs_extra + _makes(makes, position, if_present))
+def with_cs_extra(
+    rule: Rule, generate: Mapping[str, Generate], *, position: int = BESIDE, if_present: IfPresent = ""
+) -> Rule:
+    """*rule*, which also writes these keys on the Cerebras side, and drops them when they are read."""
+    return replace(rule, cs_extra=rule.cs_extra + _extras(generate, position, if_present))
 
 
-def with_hf_extra(rule: Rule, makes: Mapping[str, Make], *, position: int = BESIDE, if_present: IfPresent = "") -> Rule:
-    """*rule*, which besides its own keys writes these on the Hugging Face side (and drops them there)."""
-    return replace(rule, hf_extra=rule.hf_extra + _makes(makes, position, if_present))
+def with_hf_extra(
+    rule: Rule, generate: Mapping[str, Generate], *, position: int = BESIDE, if_present: IfPresent = ""
+) -> Rule:
+    """*rule*, which also writes these keys on the Hugging Face side, and drops them when they are read."""
+    return replace(rule, hf_extra=rule.hf_extra + _extras(generate, position, if_present))
 
 
 def only_when(when: When, *rules: Rule) -> list[Rule]:
-    """*rules*, for models whose context fulfils *when*."""
+    """*rules*, for models for which *when* holds."""
     return [replace(rule, when=when) for rule in rules]
 
 
@@ -306,12 +310,12 @@ def under(hf: str, cs: str, rules: Iterable[Rule]) -> list[Rule]:
 
 
 copy = Second(lambda context, tensor: tensor, lambda context: True)
-"""A `Make` that gives the same tensor again under a second name; read where the first is missing."""
+"""A `Generate` that gives the same tensor again under a second name; read where the first is missing."""
 
 
 def _all(texts: Iterable[str]) -> tuple[Template, ...]:
     return tuple(Template(text) for text in texts)
 
 
-def _makes(makes: Mapping[str, Make], position: int, if_present: IfPresent) -> tuple[Extra, ...]:
-    return tuple(Extra(Template(text), make, position, if_present) for text, make in makes.items())
+def _extras(generate: Mapping[str, Generate], position: int, if_present: IfPresent) -> tuple[Extra, ...]:
+    return tuple(Extra(Template(text), one, position, if_present) for text, one in generate.items())

@@ -173,3 +173,4 @@ BERT = Family(
     notes="a head without a weight in the Hugging Face file, because it is tied, has none here either; "
     "of muP, only the scales of attention are kept",
 )
+FAMILIES = (BERT,)

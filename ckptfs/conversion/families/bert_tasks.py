@@ -97,3 +97,4 @@ SUMMARIZATION = BERT.derived(
     hf_side=False,
     notes="no Hugging Face model; between Cerebras releases only",
 )
+FAMILIES = (QUESTIONS, SEQUENCE, TOKENS, SUMMARIZATION)

@@ -149,3 +149,4 @@ BLOOM = Family(
     notes=NOTES,
 )
 BLOOM_HEADLESS = BLOOM.derived(name="bloom-headless", mup="config", table=HEADLESS, architecture="BloomModel")
+FAMILIES = (BLOOM, BLOOM_HEADLESS)

@@ -176,3 +176,4 @@ JAIS_FAMILY = BTLM.derived(
     architecture="JAISLMHeadModel",
     notes=f"{NOTES}; mup_width_scale is lost on the way to Cerebras",
 )
+FAMILIES = (BTLM, BTLM_HEADLESS, JAIS_FAMILY)

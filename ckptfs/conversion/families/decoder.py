@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptfs.conversion.config import Config, Fields, FieldTransform, choice, one_of
-from ckptfs.conversion.rules import AT_END, Context, Make, Rule, Second, copy, same, with_cs_extra
+from ckptfs.conversion.rules import AT_END, Context, Generate, Rule, Second, copy, same, with_cs_extra
 from ckptfs.errors import MissingField
 from ckptfs.tensors.generated import causal_mask, constant, filled, seeded_normal
 from ckptfs.tensors.tensor import Tensor
@@ -15,7 +15,7 @@ SLOPES = "embedding_layer.position_embed_helper.slopes"
 OLD_SLOPES = "relative_pe_helper.slopes"
 """Where ALiBi's slopes were before release 2.1."""
 MAX_POSITIONS = 1 << 24
-"""More than any model has; a mask of this size still has a size that file systems can tell."""
+"""More than any model has. The size of a mask for so many positions still fits in a file size."""
 HEAD_SEED = 0
 """Seed of heads made for headless checkpoints; see docs/semantics.md."""
 
@@ -27,7 +27,7 @@ YARN = {
     "mscale_all_dim": None,
     "truncate": True,
 }
-"""What yarn's fields are in Cerebras, which has none of them."""
+"""The values of yarn's fields in Cerebras, whose config has none of them."""
 
 
 def final_norm(hf: str) -> Rule:
@@ -40,28 +40,31 @@ def tied(context: Context) -> bool:
     return bool(context.hf.get("tie_word_embeddings", True))
 
 
-def made_head(context: Context, embedding: Tensor) -> Tensor:
+def generated_head(context: Context, embedding: Tensor) -> Tensor:
     """A head for a model without one: the embedding if tied, else N(0, 0.02) in float32."""
     if tied(context):
         return embedding
     return seeded_normal(embedding.shape, 0.02, HEAD_SEED)
 
 
-def made_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
+def generated_head_bias(context: Context, embedding: Tensor) -> Tensor | None:
     """float32 zeros, where the Cerebras model has a bias in its head."""
     return filled("float32", embedding.shape[:1], 0.0) if context.cs.get("use_bias_in_output") else None
 
 
-GENERATED_HEAD: Mapping[str, Make] = {"lm_head.weight": Second(made_head, tied), "lm_head.bias": made_head_bias}
-"""Old checkpoints have the embedding as None beside its tied head; it is read from there."""
+GENERATED_HEAD: Mapping[str, Generate] = {
+    "lm_head.weight": Second(generated_head, tied),
+    "lm_head.bias": generated_head_bias,
+}
+"""Old checkpoints have None for the embedding beside its tied head; the embedding is then read from the head."""
 
 
-def with_head(embedding: Rule, **more: Make) -> Rule:
+def with_head(embedding: Rule, **more: Generate) -> Rule:
     """The rule of a headless model's *embedding*: the Cerebras side also has a head, and *more*, at the end."""
     return with_cs_extra(embedding, {**GENERATED_HEAD, **more}, position=AT_END)
 
 
-def causal_mask_of(field: str) -> Make:
+def causal_mask_of(field: str) -> Generate:
     """The causal mask that older models carry as a buffer, as wide as that ``config.json`` field says."""
 
     def make(context: Context, tensor: Tensor) -> Tensor:

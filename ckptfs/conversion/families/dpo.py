@@ -24,7 +24,7 @@ from ckptfs.conversion.families.santacoder import SANTACODER
 from ckptfs.conversion.families.starcoder import STARCODER
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.folding import mup
-from ckptfs.conversion.rules import Extra, Make, Rule, Side, Table, copy, cs_only, under
+from ckptfs.conversion.rules import Extra, Generate, Rule, Side, Table, copy, cs_only, under
 from ckptfs.errors import MissingField, UnsupportedValue
 
 POLICY = "policy_model.model."
@@ -40,15 +40,15 @@ def twice(rule: Rule) -> Rule:
     (policy,) = under("", POLICY, [rule])
     copies = [Extra(key.prefixed(REFERENCE), reference(copy), position=2, of=i) for i, key in enumerate(rule.cs)]
     made = [
-        Extra(e.template.prefixed(REFERENCE), reference(e.make), e.position + 2, e.if_present, e.of)
+        Extra(e.template.prefixed(REFERENCE), reference(e.generate), e.position + 2, e.if_present, e.of)
         for e in rule.cs_extra
     ]
     return replace(policy, cs_extra=(*policy.cs_extra, *copies, *made))
 
 
-def reference(make: Make) -> Make:
-    """What *make* makes, for the reference model, whose tensors never stand in for the policy's."""
-    return lambda context, tensor: make(context, tensor)
+def reference(generate: Generate) -> Generate:
+    """*generate* for the reference model, whose tensors are never read in place of the policy's."""
+    return lambda context, tensor: generate(context, tensor)
 
 
 def config_of(decoder: str, table: ConfigTable) -> ConfigTable:
@@ -90,3 +90,4 @@ def resolve(config: Mapping[str, Any], side: Side) -> Family:
 
 NOTES = "decoder by model_type or model_name; the reference model is a copy of the policy, and left out on the way back"
 DPO = replace(dpo(GPT2), architecture="as the decoder's", resolve=resolve)
+FAMILIES = (DPO,)

@@ -119,3 +119,4 @@ DRAGON = DPR.derived(
     since=(2, 3),
 )
 DRAGON_FAMILY = replace(DRAGON, older=(replace(DRAGON, until=(2, 3), config=dragon_config()),))
+FAMILIES = (DPR_FAMILY, DRAGON_FAMILY)

@@ -207,3 +207,4 @@ ESM2 = BERT.derived(
     architecture="EsmForMaskedLM",
     notes="the contact head is not kept",
 )
+FAMILIES = (ESM2,)

@@ -300,3 +300,4 @@ FALCON = Family(
     notes=NOTES,
 )
 FALCON_HEADLESS = FALCON.derived(name="falcon-headless", mup="refuse", table=HEADLESS, architecture="FalconModel")
+FAMILIES = (FALCON, FALCON_HEADLESS)

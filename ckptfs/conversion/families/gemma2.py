@@ -233,3 +233,4 @@ GEMMA2 = Family(
     mup="refuse",
     notes=NOTES,
 )
+FAMILIES = (GEMMA2,)

@@ -145,3 +145,4 @@ GPT2 = Family(
     notes=NOTES,
 )
 GPT2_HEADLESS = GPT2.derived(name="gpt2-headless", mup="fold", table=HEADLESS, architecture="GPT2Model")
+FAMILIES = (GPT2, GPT2_HEADLESS)

@@ -176,3 +176,4 @@ GPT_NEOX = Family(
 GPT_NEOX_HEADLESS = GPT_NEOX.derived(
     name="gpt-neox-headless", mup="refuse", table=HEADLESS, architecture="GPTNeoXModel"
 )
+FAMILIES = (GPT_NEOX, GPT_NEOX_HEADLESS)

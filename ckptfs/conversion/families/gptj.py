@@ -196,3 +196,4 @@ CODEGEN = Family(
 CODEGEN_HEADLESS = CODEGEN.derived(
     name="codegen-headless", mup="refuse", table=CODEGEN_HEADLESS_TENSORS, architecture="CodeGenModel"
 )
+FAMILIES = (GPTJ, GPTJ_HEADLESS, CODEGEN, CODEGEN_HEADLESS)

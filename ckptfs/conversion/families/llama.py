@@ -21,3 +21,4 @@ LLAMA = Family(
     notes="all rows of a head are rotary",
 )
 LLAMA_HEADLESS = LLAMA.derived(name="llama-headless", mup="config", table=HEADLESS, architecture="LlamaModel")
+FAMILIES = (LLAMA, LLAMA_HEADLESS)

@@ -226,20 +226,20 @@ def preprocessor(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"image_model/preprocessor_config.json": values} if size is not None else {}
 
 
-def made_projector(prefix: str, block: str) -> AddMissing:
+def generated_projector(prefix: str, block: str) -> AddMissing:
     """Makes a projector for a model without one: uniform within ±sqrt(1 / inputs), in float32."""
 
     def make(context: Context, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if any(key.startswith(prefix) for key in found):
             return {}
         sizes = [context.cs[block]["input_unit"], *context.cs[block]["layers_units"]]
-        layers = [made_linear(i, *size) for i, size in enumerate(pairwise(sizes))]
+        layers = [generated_linear(i, *size) for i, size in enumerate(pairwise(sizes))]
         return {f"{prefix}ffn.{i}.linear_layer.{p}": t for i, layer in enumerate(layers) for p, t in layer.items()}
 
     return make
 
 
-def made_linear(i: int, inputs: int, outputs: int) -> dict[str, Tensor]:
+def generated_linear(i: int, inputs: int, outputs: int) -> dict[str, Tensor]:
     bound = math.sqrt(1 / inputs)
     return {
         "weight": seeded_uniform((outputs, inputs), bound, 2 * i),
@@ -267,7 +267,7 @@ LLAVA = Family(
     sections=("image_model", "text_model", "projector"),
     files=preprocessor,
     paths=("text_model/mm_vision_tower",),
-    add_missing=made_projector("projector_image_model.", "projector/image_model"),
+    add_missing=generated_projector("projector_image_model.", "projector/image_model"),
     notes="two folders, image_model and text_model; a projector is made where there is none",
 )
 
@@ -283,7 +283,7 @@ def mmsimple(image: str, **fields: Any) -> Family:
         cs_name="multimodal_simple",
         since=(2, 3),
         sections=(image, "image_model_list", "text_model"),
-        add_missing=made_projector(keys, block),
+        add_missing=generated_projector(keys, block),
         **fields,
     )
 
@@ -292,3 +292,4 @@ MMSIMPLE = mmsimple(
     "image_model_list/image_models/0/image_encoder",
     older=(mmsimple("image_model_list/image_models/0/image_model/0", until=(2, 3)),),
 )
+FAMILIES = (LLAVA, MMSIMPLE)

@@ -96,3 +96,4 @@ MIXTRAL = Family(
 MIXTRAL_HEADLESS = MIXTRAL.derived(
     name="mixtral-headless", mup="config", table=MIXTRAL_HEADLESS_TENSORS, architecture="MixtralModel"
 )
+FAMILIES = (MISTRAL, MISTRAL_HEADLESS, MIXTRAL, MIXTRAL_HEADLESS)

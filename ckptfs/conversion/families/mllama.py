@@ -229,3 +229,4 @@ MLLAMA = Family(
     hf_sections=("vision_config", "text_config"),
     notes="its Cerebras configs do not name it; muP is folded in the text model",
 )
+FAMILIES = (MLLAMA,)

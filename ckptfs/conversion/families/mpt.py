@@ -245,3 +245,4 @@ OLD_HEADLESS = OLD.derived(name="mpt-headless", mup="refuse", table=table_2_0(""
 MPT_HEADLESS = NEW.derived(
     name="mpt-headless", mup="refuse", table=table(""), architecture="MPTModel", older=(OLD_HEADLESS,)
 )
+FAMILIES = (MPT, MPT_HEADLESS)

@@ -135,3 +135,4 @@ ROBERTA = BERT.derived(
     cs_discriminator={"disable_nsp": True, "mask_padding_in_positional_embed": True},
     notes="no pooler; its Cerebras configs say name: bert, as bert's",
 )
+FAMILIES = (ROBERTA,)

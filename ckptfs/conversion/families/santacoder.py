@@ -88,3 +88,4 @@ SANTACODER = Family(
 SANTACODER_HEADLESS = SANTACODER.derived(
     name="santacoder-headless", mup="config", table=HEADLESS, architecture="GPT2CustomModel"
 )
+FAMILIES = (SANTACODER, SANTACODER_HEADLESS)

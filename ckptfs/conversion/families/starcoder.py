@@ -151,3 +151,4 @@ STARCODER = Family(
 STARCODER_HEADLESS = STARCODER.derived(
     name="starcoder-headless", mup="config", table=HEADLESS, architecture="GPTBigCodeModel"
 )
+FAMILIES = (STARCODER, STARCODER_HEADLESS)

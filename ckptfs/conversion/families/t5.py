@@ -310,3 +310,4 @@ T5 = Family(
     mup_rules=MUP,
     notes=NOTES,
 )
+FAMILIES = (T5,)

@@ -83,17 +83,17 @@ def classes(context: Context) -> int:
     return found
 
 
-def made_head(context: Context, token: Tensor) -> Tensor:
+def generated_head(context: Context, token: Tensor) -> Tensor:
     """A head for a model without one: N(0, 0.02) in float32."""
     return seeded_normal((classes(context), *token.shape), 0.02, HEAD_SEED)
 
 
-def made_head_bias(context: Context, token: Tensor) -> Tensor | None:
+def generated_head_bias(context: Context, token: Tensor) -> Tensor | None:
     """float32 zeros, where the Cerebras model has a bias in its head."""
     return filled("float32", (classes(context),), 0.0) if context.cs.get("use_bias_in_output") else None
 
 
-GENERATED_HEAD = {f"{HEAD}weight": made_head, f"{HEAD}bias": made_head_bias}
+GENERATED_HEAD = {f"{HEAD}weight": generated_head, f"{HEAD}bias": generated_head_bias}
 (VIT_TOKEN,) = under("", "vit_model.", [CLASS_TOKEN])
 TENSORS = Table((*under("vit.", "vit_model.", [CLASS_TOKEN, *VIT_BODY, POOLER]), same("classifier.{p}", HEAD + "{p}")))
 HEADLESS = Table(
@@ -272,3 +272,4 @@ CLIP_VIT = VIT.derived(
     cs_discriminator={"use_post_embed_layer_norm": True},
     notes="",
 )
+FAMILIES = (VIT, VIT_HEADLESS, CLIP_VIT)

@@ -78,7 +78,7 @@ def test_the_bias_of_a_head_under_either_name(model: str, first: str, second: st
 def test_only_roberta_makes_a_bias() -> None:
     found = to_cs("roberta", {"roberta.embeddings.word_embeddings.weight": WORDS})
     made = to_numpy(found.tensors[CS_BIAS])
-    assert (found.made, made.dtype, made.tolist()) == ((CS_BIAS,), np.float32, [0.0] * 7)
+    assert (found.generated, made.dtype, made.tolist()) == ((CS_BIAS,), np.float32, [0.0] * 7)
     assert list(to_cs("bert", {"bert.embeddings.word_embeddings.weight": WORDS}).tensors) == [CS_WORDS]
 
 
@@ -98,7 +98,7 @@ def test_roberta_keeps_the_segments_that_it_has() -> None:
     arrays = {CS_WORDS: WORDS, "bert_encoder.embedding_layer.segment_embeddings.weight": np.ones((2, 4), np.float16)}
     found = to_hf("roberta", arrays, **CS_ROBERTA, num_segments=2)
     assert found.tensors["roberta.embeddings.token_type_embeddings.weight"].shape == (2, 4)
-    assert found.made == ()
+    assert found.generated == ()
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_every_key_is_claimed_by_exactly_one_rule(family: Family) -> None:
                         for t in (
                             *r.side(side),
                             *r.also(side),
-                            *(e.template for e in r.makes(side) if not e.if_present),
+                            *(e.template for e in r.extras(side) if not e.if_present),
                         )
                     )
                     and applies(r, family)

@@ -116,7 +116,7 @@ def test_what_is_frozen_is_read_as_the_converter_does() -> None:
 def test_a_missing_projector_is_made(model: str) -> None:
     view = to_cs(model, mm_projector_type="mlp2x_gelu")
     keys = [f"{PROJECTORS[model]}ffn.{i}.linear_layer.{p}" for i in (0, 1) for p in ("weight", "bias")]
-    assert [key for key in view.tensors if key.startswith(PROJECTORS[model])] == keys == list(view.made)
+    assert [key for key in view.tensors if key.startswith(PROJECTORS[model])] == keys == list(view.generated)
     arrays = [to_numpy(view.tensors[key]) for key in keys]
     assert [a.shape for a in arrays] == [(12, 8), (12,), (12, 12), (12,)]
     for array, bound in zip(arrays, (8**-0.5, 8**-0.5, 12**-0.5, 12**-0.5), strict=True):
@@ -135,7 +135,7 @@ def test_a_projector_that_is_there_is_taken(model: str) -> None:
     view = to_cs(model, "text_model/model.mm_projector.0.weight", "text_model/model.mm_projector.4.bias")
     found = [key for key in view.tensors if key.startswith(PROJECTORS[model])]
     assert found == [f"{PROJECTORS[model]}ffn.{n}.linear_layer.{p}" for n, p in ((0, "weight"), (2, "bias"))]
-    assert view.made == ()
+    assert view.generated == ()
 
 
 def test_what_cerebras_has_no_use_for_is_dropped() -> None:

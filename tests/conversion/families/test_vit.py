@@ -66,7 +66,7 @@ def test_a_headless_model_gets_a_classifier() -> None:
         "vit-headless", {**HF, "num_labels": 3000, "hidden_size": 64}, embeddings__cls_token=np.ones((1, 1, 64))
     )
     head = "classifier.classifier.ffn.0.linear_layer."
-    assert list(view.tensors)[-2:] == [f"{head}weight", f"{head}bias"] == list(view.made)
+    assert list(view.tensors)[-2:] == [f"{head}weight", f"{head}bias"] == list(view.generated)
     weight, bias = to_numpy(view.tensors[f"{head}weight"]), to_numpy(view.tensors[f"{head}bias"])
     assert (weight.shape, weight.dtype, bias.shape, bias.dtype) == ((3000, 64), np.float32, (3000,), np.float32)
     assert abs(weight.std() - 0.02) < 1e-4
