@@ -58,7 +58,7 @@ class Family:
     flavours: tuple[tuple[Callable[[Mapping[str, Any]], bool], ConfigTable], ...] = ()
     """Older kinds of ``config.json``, each with a test that recognises it. They are read only; *config* is written."""
     resolve: Callable[[Mapping[str, Any], Side], Family] | None = None
-    """Makes the family from a config (``config.json``, or the ``model`` section), for a name that stands for several."""
+    """Makes the family from a config (``config.json``, or the ``model`` section), for a name that covers several."""
     newest_config: bool = False
     """Whether Cerebras configs of all releases are written as those of the newest release."""
     writes_name: bool = True

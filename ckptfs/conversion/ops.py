@@ -55,7 +55,7 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut one tensor by rows into parts whose sizes relate as *ratio* (names of sizes, or numbers); inverse: `Concat`."""
+    """Split one tensor by rows in the proportion *ratio* (names of sizes, or numbers); inverse: `Concat`."""
 
     ratio: tuple[str | int, ...]
 

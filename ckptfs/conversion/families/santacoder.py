@@ -32,20 +32,19 @@ CONFIG = ConfigTable(
     renames={**gpt2.CONFIG.renames, "scale_attn_by_inverse_layer_idx": "scale_qk_dot_by_layer_idx"},
     transforms=gpt2.CONFIG.transforms,
     hf=SideTable(
-        constants={
-            "model_type": "gpt2",
-            "reorder_and_upcast_attn": False,
-            "attention_head_type": "multiquery",
-        },
+        constants={"model_type": "gpt2"},
+        require={"reorder_and_upcast_attn": False, "attention_head_type": "multiquery"},
         defaults={"tie_word_embeddings": True},
         write={
             "architectures": ["GPT2LMHeadCustomModel"],
+            "attention_head_type": "multiquery",
             "scale_attn_by_inverse_layer_idx": False,
             "scale_attn_weight": True,
             "auto_map": {
                 "AutoConfig": "configuration_gpt2_mq.GPT2CustomConfig",
                 "AutoModelForCausalLM": "modeling_gpt2_mq.GPT2LMHeadCustomModel",
             },
+            "reorder_and_upcast_attn": False,
             "summary_activation": None,
             "summary_first_dropout": 0.1,
             "summary_proj_to_labels": True,
