@@ -46,7 +46,7 @@ class Family:
     architecture: str
     """The transformers class that loads the result."""
     mup: Mup
-    """What happens to muP. It has no default, so that every model says it: see `Mup` and `derived`."""
+    """What happens to muP; see `Mup`. There is no default, so that every model states it: see `derived`."""
     since: Release = (2, 1)
     until: Release = CURRENT
     variant: str = ""
@@ -74,7 +74,7 @@ class Family:
     files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = no_files
     """JSON files beside the configs, by path, for the configs by component."""
     paths: tuple[str, ...] = ()
-    """Fields of the configs (``folder/field``) that say where another component lies."""
+    """Fields of the configs (``folder/field``) that hold the path of another component."""
     add_missing: AddMissing = nothing_more
     """Generates a whole part that a Cerebras result lacks, such as a projector, from the tensors that it has."""
     older: tuple[Family, ...] = ()

@@ -17,8 +17,8 @@ CURRENT = RELEASES[-1]
 
 
 VARIANTS: Mapping[str, Release] = {"dpo": (2, 1), "no-dpo": (2, 1), "backbone": (2, 4)}
-"""Other layouts of the same model, and the first release that has each: preference training with its reference model,
-a model that is (to be) taken out of or into such training, and the config in nested sections."""
+"""Other layouts of the same model, and the first release of each: preference training with its reference model, a
+model before or after such training, and the config in nested sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ HF = ModelFormat()
 
 
 def parse_format(text: str, *, auto: str | None = None) -> ModelFormat:
-    """The format called *text*. ``cs-auto`` is the release *auto* ("2.9.1") that the checkpoint itself tells.
+    """The format called *text*. ``cs-auto`` is the release *auto* ("2.9.1") that the checkpoint records.
 
     A variant may follow any of the names of releases: ``cs-2.9-dpo``, ``cs-current-dpo``.
     """

@@ -123,9 +123,9 @@ def _source_fields(family: Family, config: Mapping[str, Any], src: ModelFormat) 
 
 
 def hf_config(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``config.json`` for a whole Cerebras config of release *src*, and the filled ``model`` section it was made from.
+    """``config.json`` for a whole Cerebras config of release *src*, and the filled ``model`` section behind it.
 
-    muP fields are taken out first, or refused.
+    muP fields are removed first, or refused.
     """
     table, model = _source_fields(family, config, src)
     cs = table.source(family.name, model, "cs")
@@ -137,7 +137,7 @@ def hf_config(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tu
 
 
 def _unfolded(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tuple[dict[str, Any], mup.Style | None]:
-    """The ``model`` section with what stands outside of it, and the kind of muP that has to be folded."""
+    """The ``model`` section with the fields outside of it, and the style of muP to fold, if any."""
     model = _model(family, config)
     styles = [mup.style(family.name, part) for part in parts(model, family.sections) if family.mup != "own"]
     how = next((style for style in styles if style), None)
@@ -147,7 +147,7 @@ def _unfolded(family: Family, config: Mapping[str, Any], src: ModelFormat) -> tu
 
 
 def _model(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``model`` section of a whole Cerebras config, flat, with what stands outside of it."""
+    """The ``model`` section of a whole Cerebras config, flat, with the fields outside of it."""
     return bring_in(flat(model_section(config), family.sections), config, family.config.outside_model)
 
 
@@ -158,7 +158,7 @@ def _no_mup(family: Family) -> ConfigError:
 def fold_lora(
     source: Source, config: Mapping[str, Any], *, model: str | None = None
 ) -> tuple[Mapping[str, Any], Mapping[str, Tensor], tuple[str, ...]]:
-    """What `without_lora` says, for a checkpoint that has to have adapters and nothing but tensors in its model."""
+    """`without_lora` for a checkpoint that must have adapters, and only tensors in its model."""
     section = model_section(config)
     name = model or str(section.get("name") or "model")
     if section.get(lora.FIELD) is None and lora.callback_params(config) is None:
@@ -200,7 +200,7 @@ def cs_config(family: Family, config: Mapping[str, Any], tgt: ModelFormat) -> di
 
 
 def resolved(family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat) -> Family:
-    """*family* as the source config makes it. Raises `NoPath` where it does not connect these formats."""
+    """*family* resolved by the source config. Raises `NoPath` where it does not connect these formats."""
     if family.resolve is not None:
         check_path(family, src, tgt)
         family = family.of(config if src == HF else model_section(config), "hf" if src == HF else "cs")
@@ -215,7 +215,7 @@ def check_path(family: Family, src: ModelFormat, tgt: ModelFormat) -> None:
 
 
 def model_items(source: Source) -> dict[str, Item]:
-    """What the ``model`` state holds, by the keys inside it; everything where there are no states."""
+    """The items of the ``model`` state, by the keys inside it; all items where there are no states."""
     states = source.tree.keys if source.tree is not None else None
     prefix = "model." if states is not None and "model" in states else ""
     return {k[len(prefix) :]: item for k, item in source.items.items() if k.startswith(prefix)}

@@ -49,7 +49,7 @@ def make_view(
 def config_as(
     family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat, *, warnings: list[str] | None = None
 ) -> Mapping[str, Any]:
-    """The whole *config* in another format; what a user should know is added to *warnings*. Errors as `make_view`'s."""
+    """The whole *config* in another format; warnings for the user are added to *warnings*. Errors as `make_view`'s."""
     from ckptfs.conversion.releases import convert
 
     warnings = [] if warnings is None else warnings
@@ -105,7 +105,7 @@ def _with_hf(
 
 
 def _near(family: Family, src: ModelFormat, tgt: ModelFormat) -> ModelFormat:
-    """The Cerebras format that Hugging Face is connected with, nearest to *src* or *tgt*; `NoPath` without a way."""
+    """The Cerebras format nearest to *src* or *tgt* that the tables hold for; `NoPath` where no steps lead to it."""
     wanted = src if tgt == HF else tgt
     near = ModelFormat(min(max(wanted.release or CURRENT, family.since), family.until), family.variant)
     if near == wanted and family.covers(near):

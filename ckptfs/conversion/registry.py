@@ -41,7 +41,7 @@ for _name, _aliases in _ALIASES.items():
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of ``ckptfs list``: a model name and two formats that are connected, both ways."""
+    """One line of ``ckptfs list``: a model name and two formats, connected in both directions."""
 
     model: str
     source: str
@@ -66,7 +66,7 @@ def by_cs_name(name: str) -> Family | None:
 
 
 def by_cs_config(name: str, model: Mapping[str, Any]) -> list[Family]:
-    """The families for a name in a Cerebras checkpoint, likeliest first: the one whose marks *model* bears leads."""
+    """The families for a name in a Cerebras checkpoint, likeliest first: those whose `cs_discriminator` fits *model*."""
     first = by_cs_name(name)
     if first is None:
         return []

@@ -1,4 +1,4 @@
-"""From flags, metadata and configs to a family, two formats and a config: what a conversion starts from."""
+"""Flags, metadata and configs resolved to a family, two formats and a config: the start of a conversion."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def plan_view(
     src_fmt: str | None = None,
     drop: bool = False,
 ) -> Conversion:
-    """Settle formats, family and config, and plan the view."""
+    """Find formats, family and config, and plan the conversion."""
     last = source.metadata[-1] if source.metadata else {}
     tgt = parse_format(tgt_fmt)
     cerebras = is_cerebras(source, src_fmt)
@@ -111,7 +111,7 @@ def convert_config(
 ) -> tuple[dict[str, Any], str]:
     """A whole config in another format, and that format's full name; errors as `view`'s.
 
-    What gets lost on the way is added to *warnings*, one line each.
+    What is lost is added to *warnings*, one line each.
     """
     view = config_view(config, src_fmt, tgt_fmt, model=model, warnings=warnings)
     return {**view.config}, view.tgt
@@ -125,7 +125,7 @@ def config_view(
     model: str | None = None,
     warnings: list[str] | None = None,
 ) -> Conversion:
-    """The view that `view` would plan, without its tensors; as `convert_config`."""
+    """The conversion of a config alone, without tensors; as `convert_config`."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
@@ -141,7 +141,7 @@ def config_view(
 def explain_config(
     config: Mapping[str, Any], src_fmt: str, tgt_fmt: str, *, model: str | None = None
 ) -> tuple[str, ModelFormat, ModelFormat, list[FieldUse]]:
-    """What happens to each field of *config*; also the model and the formats whose tables say so."""
+    """What happens to each field of *config*; first the model and the two formats that the table connects."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
@@ -150,7 +150,7 @@ def explain_config(
 
 
 def _in_full(fmt: ModelFormat, name: str | None, family: Family) -> ModelFormat:
-    """The family's variant of *fmt*, unless *name* says which release it is: ``cs-2.9`` is not ``cs-2.9-dpo``."""
+    """*fmt* in the family's variant, unless *name* gives a release: ``cs-2.9`` is not ``cs-2.9-dpo``."""
     if fmt == HF or name not in (None, "cs-auto", "cs-current"):
         return fmt
     return replace(fmt, variant=family.variant)

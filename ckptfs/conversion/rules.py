@@ -265,12 +265,12 @@ def stack(hf: str, cs: str, *ops: Op, over: str) -> Rule:
 
 
 def hf_only(*keys: str) -> list[Rule]:
-    """Hugging Face keys that are dropped on the way to Cerebras, and never written."""
+    """Hugging Face keys that are dropped, and never written."""
     return [Rule((Template(key),), ()) for key in keys]
 
 
 def cs_only(*keys: str) -> list[Rule]:
-    """Cerebras keys that are dropped on the way to Hugging Face, and never written."""
+    """Cerebras keys that are dropped, and never written."""
     return [Rule((), (Template(key),)) for key in keys]
 
 

@@ -1,4 +1,4 @@
-"""Where the ``model`` section stands in a Cerebras config: the trainer layout (2.3 and later), or the flat one."""
+"""The ``model`` section of a Cerebras config: in the trainer layout (2.3 and later), or in the flat one."""
 
 from __future__ import annotations
 

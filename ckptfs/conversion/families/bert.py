@@ -1,7 +1,7 @@
 """BERT: Hugging Face BertForPreTraining <-> Cerebras BertPretrainModel, releases 2.1 and later.
 
-Every tensor keeps its elements; the names differ. `ENCODER` and `CONFIG` are the block that other families with a
-BERT inside build on. Nothing is tied on the way: each copy of a tied weight is converted, or missing, on its own.
+Every tensor keeps its elements; the names differ. Other families with a BERT inside use `ENCODER` and `CONFIG`.
+The conversion ties nothing: each copy of a tied weight is converted, or missing, on its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckptfs.tensors.tensor import Tensor
 
 
 def position_ids(context: Context, positions: Tensor) -> Tensor:
-    """The buffer 0 … n - 1, for as many positions as ``config.json`` says, or else as there are embeddings."""
+    """The buffer 0 … n - 1. n is the number of positions in ``config.json``, or else of embeddings."""
     size = context.hf.get("max_position_embeddings", positions.shape[0] if positions.shape else 1)
     if not isinstance(size, int) or not 0 < size <= MAX_POSITIONS:
         why = f"there are that many position_ids, at most {MAX_POSITIONS}"
@@ -157,7 +157,7 @@ CS = SideTable(
 CONFIG = ConfigTable(renames=NAMES, transforms=(MLM, POSITION_TYPE), hf=HF, cs=CS)
 """The config that all families with a BERT inside have in common."""
 FROZEN = replace(CS, write={**CS.write, "freeze_ffn_bias_in_glu": False})
-"""The Cerebras side of those that say so."""
+"""The Cerebras side of the families that write this field."""
 
 BERT = Family(
     name="bert",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
     OLD_SLOPES,
+    QKV,
     SLOPES,
     alibi_slopes,
     features_off,
@@ -21,7 +22,6 @@ from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split, ungroup_heads
 from ckptfs.conversion.rules import AT_END, Rule, Table, cs_only, same, split, under, with_cs_extra
 
-QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
     same("input_layernorm.{p}", "norm1.{p}"),
     same("post_attention_layernorm.{p}", "norm3.{p}"),
@@ -48,7 +48,7 @@ HEADLESS = Table(tuple(body("", with_head(EMBEDDING, **MADE))))
 
 
 def sizes_to_cs(fields: Fields) -> Config:
-    """Older configs say n_embed; the feed-forward size is not a field of its own."""
+    """Older configs have n_embed; the feed-forward size has no field of its own."""
     hidden = fields["hidden_size"] if fields.get("n_embed") is None else fields["n_embed"]
     return {"hidden_size": hidden, "filter_size": 4 * hidden}
 

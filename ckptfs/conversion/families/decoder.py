@@ -17,7 +17,10 @@ OLD_SLOPES = "relative_pe_helper.slopes"
 MAX_POSITIONS = 1 << 24
 """More than any model has. The size of a mask for so many positions still fits in a file size."""
 HEAD_SEED = 0
-"""Seed of heads made for headless checkpoints; see docs/semantics.md."""
+"""Seed of the heads generated for headless checkpoints; see docs/semantics.md."""
+
+QKV = [f"self_attn.proj_{part}_dense_layer.{{p}}" for part in "qkv"]
+"""The Cerebras keys of q, k and v, which some Hugging Face models pack in one tensor."""
 
 YARN = {
     "beta_fast": 32,
@@ -65,7 +68,7 @@ def with_head(embedding: Rule, **more: Generate) -> Rule:
 
 
 def causal_mask_of(field: str) -> Generate:
-    """The causal mask that older models carry as a buffer, as wide as that ``config.json`` field says."""
+    """The causal mask that older models have as a buffer. Its size is that field of ``config.json``."""
 
     def make(context: Context, tensor: Tensor) -> Tensor:
         size = context.hf.get(field)

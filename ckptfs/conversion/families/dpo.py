@@ -1,8 +1,8 @@
 """DPO, preference training: a Hugging Face decoder <-> its policy and reference model in one Cerebras checkpoint.
 
-The formats ``cs-2.1-dpo`` and later. Which decoder it is stands in the config: ``model_type`` there, ``model_name``
-here. Its Cerebras keys stand under ``policy_model.model.`` and a second time, after all of these, under
-``ref_model.model.``; on the way back the reference model is left out.
+The formats ``cs-2.1-dpo`` and later. The config names the decoder: ``model_type`` in Hugging Face,
+``model_name`` in Cerebras. Its Cerebras keys begin with ``policy_model.model.``; after all of these they are repeated
+with ``ref_model.model.``. To Hugging Face, the reference model is left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def reference(generate: Generate) -> Generate:
 
 
 def config_of(decoder: str, table: ConfigTable) -> ConfigTable:
-    """*table*, with the fields that tell the decoder and how it is trained."""
+    """*table*, with fields for the decoder's name and its training."""
     constants, write = {**table.cs.constants, "model_name": decoder}, {**table.cs.write, "dpo": TRAINING}
     ignored = {**table.cs.ignored, "dpo": "a setting of training"}
     return replace(table, cs=replace(table.cs, constants=constants, write=write, ignored=ignored))
@@ -77,7 +77,7 @@ def dpo(decoder: Family) -> Family:
 
 
 def resolve(config: Mapping[str, Any], side: Side) -> Family:
-    """The DPO model that ``config.json`` or a ``model`` section tells."""
+    """The DPO model of the decoder that ``config.json`` or a ``model`` section names."""
     field = "model_type" if side == "hf" else "model_name"
     name = config.get(field)
     if name is None:

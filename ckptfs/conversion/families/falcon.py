@@ -13,6 +13,7 @@ from typing import Any
 from ckptfs.conversion.config import Config, ConfigTable, Convert, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families.decoder import (
     OLD_SLOPES,
+    QKV,
     ROPE_READS,
     SLOPES,
     features_off,
@@ -40,7 +41,6 @@ def one_norm(context: Context) -> bool:
     return not two_norms(context)
 
 
-QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 UNPACK = (
     ungroup_heads("kv_heads", ("q_per_kv", 1, 1)),
     Split(("heads", "kv_heads", "kv_heads")),
@@ -88,7 +88,7 @@ def derived_sizes(hidden: str, heads: str) -> Convert:
 
 
 def two_norms_by_default(fields: Fields) -> Config:
-    """In the new architecture, null stands for two norms."""
+    """In the new architecture, null means two norms."""
     new = fields["new_decoder_architecture"] and fields["num_ln_in_parallel_attn"] is None
     return {"num_ln_in_parallel_attn": 2} if new else {}
 
@@ -147,7 +147,7 @@ def groups_to_hf(fields: Fields) -> Config:
 
 
 def older_groups(fields: Fields) -> Config:
-    """RefinedWeb says n_head_kv; RefinedWebModel has one key/value head."""
+    """RefinedWeb has a field n_head_kv; RefinedWebModel has one key/value head."""
     groups = fields.get("n_head_kv")
     return {
         "extra_attention_params": {"num_kv_groups": 1 if groups is None else groups},

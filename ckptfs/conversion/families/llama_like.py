@@ -102,7 +102,7 @@ KV_GROUPS = (
 
 
 def size_to_cs(fields: Fields) -> Config:
-    """``rotary_dim`` is the head size; ``attention_inner_dim`` is written where heads do not make up hidden_size."""
+    """``rotary_dim`` is the head size; ``attention_inner_dim`` is written where it is not hidden_size."""
     hidden, heads = positive(fields, "hidden_size"), positive(fields, "num_attention_heads")
     size = hidden // heads if fields.get("head_dim") is None else positive(fields, "head_dim")
     inner = {} if size * heads == hidden else {"attention_inner_dim": size * heads}
@@ -250,7 +250,7 @@ CS_DEFAULTS = {
     "pos_scaling_factor": 1.0,
 }
 USUAL_BIASES = dict.fromkeys(NO_BIASES, True)
-"""What the trainer takes where the config says nothing."""
+"""The trainer's defaults."""
 NOTHING = SideTable()
 NO_DROPOUT = "a setting of training: the Cerebras model has no such dropout"
 

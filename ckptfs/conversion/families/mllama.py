@@ -96,17 +96,17 @@ TEXT_CONFIG = llama_like.llama_like(
 
 
 USUAL_TILES = 4
-"""What transformers takes where ``config.json`` says nothing."""
+"""The default of transformers."""
 
 
 def tiles(fields: Fields) -> Config:
-    """The most tiles that one of the aspect ratios has, where it is not the usual; Cerebras configs do not say it."""
+    """``max_num_tiles``, where it is not the default: the largest product of an aspect ratio."""
     most = max(wide * high for wide, high in fields["supported_aspect_ratios"])
     return {} if most == USUAL_TILES else {"max_num_tiles": most}
 
 
 def enough_tiles(fields: Fields) -> Config:
-    """Refuse a number of tiles that the aspect ratios do not give: the way back would be another model."""
+    """Refuse a number of tiles other than that of the aspect ratios: Cerebras has no field for it."""
     most = max(wide * high for wide, high in fields["supported_aspect_ratios"])
     if fields.get("max_num_tiles", most) != most:
         fields.refuse("max_num_tiles", f"supported_aspect_ratios have at most {most} tiles")
@@ -118,7 +118,7 @@ COPIED = (
     *("num_hidden_layers", "supported_aspect_ratios", "vision_output_dim"),
 )
 MUP = ("mup_base_hidden_size", "mup_base_filter_size")
-"""muP is known of the text model only."""
+"""muP fields of the image model are refused: folding knows only those of the text model."""
 IMAGE_CONSTANTS = {
     "use_projection_bias_in_attention": True,
     "use_ffn_bias_in_attention": False,
@@ -164,7 +164,7 @@ IMAGE_CONFIG = ConfigTable(
 
 
 def padding(fields: Fields) -> Config:
-    """The padding token, which the trainer's input knows; 0 where it says nothing."""
+    """The padding token, from the trainer's input section; 0 where there is none."""
     tokens = [fields[name] for name in OUTSIDE if fields.get(name) is not None]
     return {"pad_token_id": tokens[0] if tokens else 0}
 

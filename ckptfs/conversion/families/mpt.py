@@ -8,6 +8,7 @@ from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform
 from ckptfs.conversion.families import gpt2
 from ckptfs.conversion.families.decoder import (
     OLD_SLOPES,
+    QKV,
     SLOPES,
     alibi_slopes,
     features_off,
@@ -19,7 +20,6 @@ from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split
 from ckptfs.conversion.rules import AT_END, Rule, Table, copy, cs_only, same, split, under, with_cs_extra
 
-QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
     same("norm_1.{p}", "norm1.{p}"),
     same("norm_2.{p}", "norm3.{p}"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ckptfs.conversion.config import Config, ConfigTable, Fields, FieldTransform, SideTable
 from ckptfs.conversion.families import gpt2
-from ckptfs.conversion.families.decoder import GPT_ALIASES, final_norm, heads, usual_heads, with_head
+from ckptfs.conversion.families.decoder import GPT_ALIASES, QKV, final_norm, heads, usual_heads, with_head
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.ops import Split, ungroup_heads
 from ckptfs.conversion.rules import Context, Rule, Table, hf_only, only_when, same, split, under
@@ -23,7 +23,6 @@ def multi_head(context: Context) -> bool:
     return not multi_query(context)
 
 
-QKV = [f"self_attn.proj_{x}_dense_layer.{{p}}" for x in "qkv"]
 LAYER = [
     same("ln_1.{p}", "norm1.{p}"),
     same("ln_2.{p}", "norm3.{p}"),

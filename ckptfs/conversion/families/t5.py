@@ -1,8 +1,8 @@
 """T5: Hugging Face T5ForConditionalGeneration <-> Cerebras T5ForConditionalGeneration, releases 2.1 and later.
 
-UL2, Flan-UL2 and the Transformer of translation are the same model. All tensors are copied; what differs is where
-things stand: Hugging Face numbers the sublayers of a block, so that the feed-forward part is number 1 in the encoder
-and 2 in the decoder, and keeps the relative bias of all blocks in the first one.
+UL2, Flan-UL2 and the Transformer of translation are the same model. All tensors are copied; only the keys differ:
+Hugging Face numbers the sublayers of a block, so that the feed-forward part is number 1 in the encoder and 2 in the
+decoder, and keeps the relative bias of all blocks in the first one.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def activation_to_hf(fields: Fields) -> Config:
 
 
 def scaling(fields: Fields) -> Config:
-    """Transformers 5 calls all T5 models tied, and says in a field of its own what a tie means to others."""
+    """transformers 5 sets ``tie_word_embeddings`` for all T5 models, and has another field for scaled outputs."""
     scaled = fields.get("scale_decoder_outputs")
     if scaled not in (None, True, False):
         fields.refuse("scale_decoder_outputs", "only true and false can be converted")
@@ -136,7 +136,7 @@ def scaling(fields: Fields) -> Config:
 
 
 def one_activation(fields: Fields) -> Config:
-    """Refuse another activation than that of feed_forward_proj, which configs say a second time."""
+    """Refuse an activation other than that of ``feed_forward_proj``."""
     kind = str(fields["feed_forward_proj"])
     named = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
     for name, usual in (("dense_act_fn", named), ("is_gated_act", kind.startswith("gated-"))):

@@ -171,3 +171,11 @@ def test_family_files_are_data() -> None:
             if isinstance(node, ast.FunctionDef) and path.name != "decoder.py":
                 n = sum(isinstance(part, ast.stmt) for part in ast.walk(node)) - 1
                 assert n <= 10, f"{path.name}: {node.name} is long for data"
+
+
+def test_no_model_gets_its_mup_unseen() -> None:
+    """`Family.derived` asks for it; `replace` of a family would hand it on."""
+    for path in Path(ckptfs.conversion.families.__path__[0]).glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        named = [call for call in calls if any(word.arg == "name" for word in call.keywords)]
+        assert not [c.lineno for c in named if isinstance(c.func, ast.Name) and c.func.id == "replace"], path.name
