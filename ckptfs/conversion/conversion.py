@@ -34,4 +34,4 @@ class Conversion:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """JSON files that belong to the result beside configs, by path."""
     paths: tuple[str, ...] = ()
-    """Fields of *config* (``folder/field``) that hold the path of another component: its name, until the path is known."""
+    """Fields of *config* (``folder/field``) that hold the path of a component: its name, until that is known."""

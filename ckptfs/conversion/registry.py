@@ -66,7 +66,7 @@ def by_cs_name(name: str) -> Family | None:
 
 
 def by_cs_config(name: str, model: Mapping[str, Any]) -> list[Family]:
-    """The families for a name in a Cerebras checkpoint, likeliest first: those whose `cs_discriminator` fits *model*."""
+    """The families for a name in a Cerebras checkpoint, likeliest first (`cs_discriminator` fits *model*)."""
     first = by_cs_name(name)
     if first is None:
         return []
