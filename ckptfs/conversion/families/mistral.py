@@ -50,9 +50,17 @@ def moe_to_hf(fields: Fields) -> Config:
 WINDOW = {"sliding_window": "attention_sliding_window_length"}
 ALWAYS: Config = {"extra_attention_params": {}, "attention_sliding_window_length": None}
 """Key/value heads and the window are always written: a Mistral config without them means 8 and 4096."""
+DEFAULTS: Config = {
+    **HF_DEFAULTS,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+"""What transformers takes; the converter takes Llama's, and writes neither key/value heads nor a window."""
 CONFIG = llama_like(
     SideTable(constants={"model_type": "mistral"}, write={"architectures": ["MistralForCausalLM"]}),
-    defaults=HF_DEFAULTS,
+    defaults=DEFAULTS,
     renames=WINDOW,
     cs=SideTable(defaults=ALWAYS),
 )
@@ -63,7 +71,7 @@ MIXTRAL_CONFIG = llama_like(
         aliases={"num_experts": "num_local_experts"},
         ignored=dict.fromkeys(("output_router_logits", "router_jitter_noise"), "a setting of training"),
     ),
-    defaults=HF_DEFAULTS,
+    defaults={**DEFAULTS, "sliding_window": None, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0},
     renames=WINDOW,
     transforms=(FieldTransform(tuple(MOE), ("moe",), moe_to_cs, moe_to_hf),),
     cs=SideTable(defaults=ALWAYS, normalize=(has_moe,)),

@@ -89,6 +89,29 @@ def test_aliases_are_those_of_the_class(family: Family) -> None:
             assert family.config.hf.aliases.get(prefix + alias) == prefix + name or use.what == "ignored"
 
 
+OWN_DEFAULTS = {
+    "gptj": {"resid_pdrop", "embd_pdrop", "attn_pdrop"},  # dropout counts in training only
+    "falcon": {"num_kv_heads", "num_ln_in_parallel_attn"},  # null in the class: follows from other fields
+    "starcoder": {
+        *("n_inner", "n_embd", "n_head", "n_layer", "vocab_size", "n_positions"),  # the converter's: StarCoder's sizes
+        *("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    },
+    "mpt": {"attn_config", "no_bias"},  # the converter's: those of MosaicML's own class
+    "esm-2": {"vocab_size", "max_position_embeddings"},  # the converter's: BERT's
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_missing_fields_mean_what_the_class_takes(family: Family) -> None:
+    exceptions = OWN_DEFAULTS.get(family.name.removesuffix("-headless"), set())
+    for place, model_type in classes_of(family).items():
+        prefix = f"{place}/" if place else ""
+        ours = {k.removeprefix(prefix): v for k, v in family.config.hf.defaults.items() if k.startswith(prefix)}
+        theirs = defaults_of(model_type)
+        different = {k for k, v in ours.items() if k in theirs and theirs[k] != v}
+        assert different <= exceptions
+
+
 class Recording(Fields):
     """Fields that know what was read of them."""
 

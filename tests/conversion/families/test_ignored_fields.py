@@ -130,14 +130,11 @@ def test_fields_that_no_cerebras_config_has(model: str, field: str, value: Any) 
     ],
 )
 def test_features_of_the_cerebras_decoder_that_the_model_has_not(model: str, field: str, value: Any) -> None:
-    sizes: dict[str, Any] = {
-        "model_type": registry.family(model).hf_type,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-    }
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     names = {alias: ALIASES[model][0].get(alias, alias) for alias in sizes} if model in ALIASES else {}
-    section = to_cs(model, **{names.get(name, name): value for name, value in sizes.items()})
+    config = {names.get(name, name): value for name, value in sizes.items()}
+    groups = {"num_key_value_heads": 4} if model == "mistral" else {}
+    section = to_cs(model, model_type=registry.family(model).hf_type, **config, **groups)
     usual = {"position_embedding_type": "rotary", "dropout_rate": 0.0} if model == "gpt-neox" else {}
     section = {"dropout_rate": 0.0, **section, **usual}
     to_hf(model, section)
@@ -170,3 +167,15 @@ def test_mup_divides_by_the_size_of_a_head() -> None:
     ones = {key: ArrayTensor(np.ones((64, 32), np.float32))}
     found = mup.fold_tensors("llama", mup.DECODER, section, "new", ones)
     assert to_numpy(found[key])[0, 0] == 0.25
+
+
+def test_what_mistral_and_mixtral_mean_by_a_missing_field() -> None:
+    """transformers takes 8 key/value heads for both; a window for Mistral; another base and epsilon for Mixtral."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 16}
+    mistral = to_cs("mistral", **sizes)
+    assert mistral["extra_attention_params"] == {"num_kv_groups": 8}
+    assert (mistral["attention_sliding_window_length"], mistral["layer_norm_epsilon"]) == (4096, 1e-6)
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
+    mixtral = to_cs("mixtral", **sizes, **experts)
+    assert (mixtral["attention_sliding_window_length"], mixtral["layer_norm_epsilon"]) == (None, 1e-5)
+    assert mixtral["rope_theta"] == 1e6
