@@ -230,7 +230,7 @@ CLIP_CONFIG = ConfigTable(
             "projection_dim": 512,
         },
         write={"projection_dim": 512},
-        ignored=NOT_TIED,
+        ignored={**NOT_TIED, "dropout": "a setting of training"},
     ),
     cs=SideTable(
         constants=CLIP_CONSTANTS,
