@@ -18,6 +18,7 @@ from ckptfs.conversion.resolve import prepare
 from ckptfs.errors import ConfigError, MissingKey, UnknownFamily, UnmatchedKeys, UsageError
 from tests.factories import ArrayTensor
 from tests.paths import FAMILIES
+from tests.recorded.cases import run_named
 
 ARRAY = np.arange(7 * 3 * 2, dtype=np.float32).reshape(7, 3, 2)
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
@@ -119,7 +120,7 @@ def test_rope_parameters_of_transformers_5(tmp_path: Path) -> None:
     config = json.loads((FAMILIES / "llama/hf2cs-llama3-rope-bf16/hf/config.json").read_text())
     scaling, theta = config.pop("rope_scaling"), config.pop("rope_theta")
     config["rope_parameters"] = {**scaling, "rope_theta": theta}
-    expected = json.loads((FAMILIES / "llama/hf2cs-llama3-rope-bf16/expected_cs.json").read_text())["config"]
+    expected = run_named("llama/hf2cs-llama3-rope-bf16/hf_to_cs-2.9").expected["config"]
     assert (
         ckptfs.view(FAMILIES / "llama/hf2cs-llama3-rope-bf16/hf", "cs-2.9", model="llama", config=config).config
         == expected

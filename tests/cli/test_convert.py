@@ -146,7 +146,7 @@ def test_convert_config_both_ways(mounter: Mounter) -> None:
     done = mounter.ckptfs("convert-config", there, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
     assert done.returncode == 0, done.stderr
     back = json.loads(Path(done.stdout.strip()).read_text())
-    recorded = json.loads((case / "expected_hf.json").read_text())["config"]
+    recorded = json.loads((case / "expected_hf.json").read_text())["roundtrip"]["config"]
     assert {k: v for k, v in back.items() if k != "architectures"} == recorded
     again = mounter.ckptfs("convert-config", there, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import ckptfs
 from ckptfs.cli.main import run as command
-from tests.cli.recorded import laid_out, lasting, models, unlike_model
-from tests.recorded.cases import Run, corrected, runs
-from tests.recorded.decoder_cases import config_differences
-from tests.recorded.test_hf import reached_here
-from tests.recorded.test_releases import RIGHT_HERE, entries, recorded, unlike
+from tests.recorded.cases import KEPT_HERE, Run, runs
+from tests.recorded.command_lines import laid_out, model_differences, models
+from tests.recorded.compare import config_differences, lasting, leaves, state_differences
 
 LEFT_OVER = "tmp"
 """A temporary folder of the converter, which stands in one recording."""
-CONVERTED = [r for r in runs("hf") + runs("upgrade") if not r.refused]
-REFUSED = [
-    r for r in runs("upgrade") + runs("config") if r.refused and r.folder.name not in RIGHT_HERE and not reached_here(r)
-]
+CONVERTED = [r for kind in ("hf", "releases") for r in runs(kind, refused=False) if "output_files" in r.step]
+REFUSED = [r for kind in ("releases", "config") for r in runs(kind, refused=True) if not r.works_here]
+CONFIGS = [r for r in runs("config", refused=False) if r.case != KEPT_HERE]
 
 
 def called(run: Run, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -37,8 +33,9 @@ def test_to_hugging_face(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     out = tmp_path / "OUT"
     assert sorted(p.name for p in out.iterdir()) == run.step["output_files"]
     for name, model in models(run).items():
+        name = name or run.step["output_files"][0]
         assert sorted(p.name for p in (out / name).iterdir()) == model["files"]
-        assert unlike_model(run, model, out / name, out="OUT") == []
+        assert model_differences(run, model, out / name, out="OUT") == []
         index = json.loads(next((out / name).glob("*.index.json")).read_text())
         assert index["metadata"]["total_size"] == model["total_size"]
         assert list(index["weight_map"]) == list(model["state"])
@@ -55,20 +52,20 @@ def test_to_cerebras(
     mdl, config = sorted((tmp_path / "OUT" / name for name in names), key=lambda p: p.suffix)
     assert yaml.safe_load(config.read_text()) == run.expected["config"]
     with ckptfs.open(mdl) as written:
-        found, expected = entries(written.source), recorded(run)
-        assert unlike(found, {key: lasting(what) for key, what in expected.items()}) == []
+        found, expected = leaves(written.source), run.state
+        assert state_differences(found, {key: lasting(what) for key, what in expected.items()}) == []
         assert [key for key, what in expected.items() if found[key].get("dtype") != what.get("dtype")] == []
         assert [k for k in found if k.startswith("model.")] == [k for k in expected if k.startswith("model.")]
 
 
-@pytest.mark.parametrize("run", [r for r in runs("config") if not r.refused], ids=str)
+@pytest.mark.parametrize("run", CONFIGS, ids=str)
 def test_configs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert called(run, tmp_path, monkeypatch) == 0
     (path,) = (tmp_path / "OUT").iterdir()
-    assert [path.name] == (run.step.get("output_files") or run.step["partial_output"])
-    expected: dict[str, Any] = run.step["output_config"] if "output_config" in run.step else run.expected["config"]
+    names = run.step.get("output_files") or run.step.get("partial_output")
+    assert names in (None, [path.name])
     written = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
-    assert config_differences(written, corrected(run, expected)) == []
+    assert config_differences(written, run.corrected(run.expected["config"])) == []
 
 
 @pytest.mark.parametrize("run", REFUSED, ids=str)

@@ -82,12 +82,12 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "control characters in a name": "test_semantics.test_control_characters_are_escaped",
     },
     "Which bytes equal which": {
-        "renamed, reordered, split, concatenated or transposed": "test_goldens.test_recorded_conversion",
-        "scaled (muP)": "test_goldens.test_recorded_conversion",
-        "with a constant added (Gemma's norms, 1)": "test_goldens.test_recorded_conversion",
-        "a mask, ALiBi's slopes, rotary frequencies": "test_goldens.test_recorded_conversion",
+        "renamed, reordered, split, concatenated or transposed": "test_recorded.test_to_hugging_face",
+        "scaled (muP)": "test_recorded.test_to_hugging_face",
+        "with a constant added (Gemma's norms, 1)": "test_recorded.test_to_hugging_face",
+        "a mask, ALiBi's slopes, rotary frequencies": "test_recorded.test_to_hugging_face",
         "with a LoRA adapter": "test_lora.test_folded_weights_are_the_recorded_ones",
-        "of a checkpoint with sideband sparsity": "test_goldens.test_recorded_conversion",
+        "of a checkpoint with sideband sparsity": "test_recorded.test_to_hugging_face",
         "a head for a headless checkpoint": "test_semantics.test_made_heads_are_the_documented_stream",
     },
 }

@@ -27,7 +27,7 @@ WEIGHTS = (GOLDEN / "hf/model-00001-of-00001.safetensors").read_bytes()
 """What the original converter made of the checkpoint; hf/model.safetensors of the mount has the same bytes."""
 SUMS = {
     key: facts["sha256"]
-    for key, facts in json.loads((GOLDEN / "expected_cs.json").read_text())["tensors"].items()
+    for key, facts in json.loads((GOLDEN / "given_cs.json").read_text())["state"].items()
     if "sha256" in facts
 }
 """Key to the recorded sha256 of the tensor's bytes."""

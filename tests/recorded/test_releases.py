@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +15,17 @@ from ckptfs.conversion.plan import config_as, make_view
 from ckptfs.conversion.releases.paths import steps_of
 from ckptfs.conversion.releases.steps import find_path
 from ckptfs.errors import CkptfsError
-from ckptfs.formats.source import Container, Source
-from ckptfs.tensors.ranges import to_bytes
 from ckptfs.tools.export import outputs, write_outputs
 from tests.conftest import Mounter
 from tests.paths import FAMILIES
-from tests.recorded.cases import Run, runs
+from tests.recorded.cases import RIGHT_HERE, Run, runs
+from tests.recorded.compare import leaves, state_differences
 from tests.reference.test_cstorch import PYTHON, loaded
 
-RIGHT_HERE = {
-    "cs_current_refused": "the newest release can be written here",
-    "dpo_to_no_dpo": "the converter cannot parse the version of its own format",
-    "no_dpo_to_dpo": "as above",
-}
-"""Cases that the converter refuses, and that work here."""
-ONE_PREFIX = "t5/1.7_to_1.8_prefix"
-"""The converter puts a second ``model.`` in front of keys that have one; no loader finds such keys."""
 
-
-def recorded(run: Run) -> dict[str, Any]:
-    state: dict[str, Any] = run.expected["state"]
-    if ONE_PREFIX in str(run):
-        return {key.replace("model.model.model.", "model.model."): value for key, value in state.items()}
-    return state
-
-
-def entries(source: Source) -> dict[str, dict[str, Any]]:
-    """A whole state as it is recorded: tensors by hash, other leaves by value, containers that are empty as such."""
-    assert source.tree is not None
-    found: dict[str, dict[str, Any]] = {}
-
-    def walk(node: Container | str, path: str) -> None:
-        if isinstance(node, str):
-            item = source.items[node]
-            if item.tensor is None:
-                found[path] = {"value": item.value}
-            else:
-                found[path] = {
-                    "dtype": item.tensor.dtype.name,
-                    "shape": list(item.tensor.shape),
-                    "sha256": hashlib.sha256(to_bytes(item.tensor)).hexdigest(),
-                }
-            return
-        if not node.children and path:
-            found[path] = {"empty": {"list": "list", "tuple": "tuple"}.get(node.type, "dict")}
-        for i, child in enumerate(node.children):
-            part = str(node.keys[i]) if node.keys is not None else str(i)
-            walk(child, f"{path}.{part}" if path else part)
-
-    walk(source.tree, "")
-    return found
-
-
-def unlike(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """What distinguishes two states."""
-    wrong = [f"missing {key}" for key in expected if key not in found]
-    wrong += [f"unexpected {key}" for key in found if key not in expected]
-    for key, want in expected.items():
-        got = found.get(key)
-        if got is not None and "empty" in want and "empty" in got:
-            continue
-        if got is not None and any(got.get(k) != v for k, v in want.items() if k in ("value", "shape", "sha256")):
-            wrong.append(f"{key}: {got}, recorded {want}")
-    return wrong
-
-
-def states(leaves: dict[str, Any]) -> list[str]:
+def states(keys: dict[str, Any]) -> list[str]:
     """The keys at the top and of each entry's config, in order."""
-    parts = [key.split(".") for key in leaves]
+    parts = [key.split(".") for key in keys]
     return list(dict.fromkeys(".".join(p[:4] if p[2:3] == ["params"] else p[:1]) for p in parts))
 
 
@@ -93,20 +35,20 @@ def converted(run: Run, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> ckptfs.Vi
     return ckptfs.view(checkpoint, run.tgt, model=run.model, src_fmt=run.src, config=run.folder / "cs.yaml")
 
 
-WHOLE = [r for r in runs("upgrade") if r.step["input"]]
+WHOLE = [r for r in runs("releases") if r.step["input"]]
 
 
 @pytest.mark.parametrize("run", [r for r in WHOLE if not r.refused], ids=str)
-def test_upgrade(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_release_to_release(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = converted(run, tmp_path, monkeypatch)
     assert view.config == run.expected["config"]
     assert view.state is not None
     with view.state as state:
-        found = entries(state.source)
-        assert unlike(found, recorded(run)) == []
-        assert states(found) == states(recorded(run))
+        found = leaves(state.source)
+        assert state_differences(found, run.state) == []
+        assert states(found) == states(run.state)
         model = [key for key in found if key.startswith("model.")]
-        assert model == [key for key in recorded(run) if key.startswith("model.")]
+        assert model == [key for key in run.state if key.startswith("model.")]
         assert list(view) == [key.removeprefix("model.") for key in model if "sha256" in found[key]]
 
 
@@ -120,9 +62,9 @@ def test_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "\n" not in str(refusal.value)
 
 
-SHOWN = ["t5/1.6_to_1.8", "gpt2-upgrades/1.9_to_2.0_dataloader_iterable", "gpt2-upgrades/cs_auto_2.4"]
+SHOWN = ("t5/1.6_to_1.8", "gpt2/1.9_to_2.0_dataloader_iterable", "gpt2/auto_to_2.5")
 """A few that go all the way to a file."""
-TO_FILES = [r for r in WHOLE if any(name in str(r) for name in SHOWN)]
+TO_FILES = [r for r in WHOLE if r.case in SHOWN]
 
 
 def options(run: Run) -> list[object]:
@@ -136,7 +78,7 @@ def test_mounted_and_converted(run: Run, tmp_path: Path, mounter: Mounter) -> No
     done = mounter.ckptfs("mount", source, mnt, *options(run))
     assert done.returncode == 0, done.stderr
     with ckptfs.open(mnt / "cs/checkpoint.mdl") as shown:
-        assert unlike(entries(shown.source), recorded(run)) == []
+        assert state_differences(leaves(shown.source), run.state) == []
         assert shown.source.release == f"{run.tgt[3:]}.0"
     assert yaml.safe_load((mnt / "cs/params.yaml").read_text()) == run.expected["config"]
     done = mounter.ckptfs("convert", source, *options(run), "--output-dir", tmp_path / "out")
@@ -160,10 +102,10 @@ def test_the_reference_loads_it(
     files = outputs(view.plan, "cs.mdl", "cs.yaml", shard_bytes=10**9, safetensors=False, compress=compress)
     (path, _) = write_outputs(files, str(tmp_path / "out"))
     (found,) = loaded(Path(path))
-    leaves: dict[str, Any] = {}
-    flat(found, "", leaves, {})
-    expected = {key: want for key, want in recorded(run).items() if "empty" not in want}
-    assert leaves == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
+    read: dict[str, Any] = {}
+    flat(found, "", read, {})
+    expected = {key: want for key, want in run.state.items() if "empty" not in want}
+    assert read == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
 
 
 CHAINS = {
@@ -175,7 +117,7 @@ CHAINS = {
     "t5/2.1_to_2.2": "cs-1.6",
 }
 """A recorded checkpoint and a release that is several steps away."""
-FAR = [(r, tgt) for r in WHOLE for name, tgt in CHAINS.items() if f"{name}/" in str(r)]
+FAR = [(r, CHAINS[r.case]) for r in WHOLE if r.case in CHAINS]
 
 
 @pytest.mark.parametrize(("run", "tgt"), FAR, ids=str)
@@ -193,9 +135,9 @@ def test_a_chain_does_what_its_steps_do(run: Run, tgt: str, tmp_path: Path) -> N
             source, config = view.state, dict(view.config)
         assert whole.state is not None
         assert config == whole.config == config_as(family, run.config, src, end)
-        ours, steps = ({k: v for k, v in entries(s).items() if k[:2] != "__"} for s in (whole.state, source))
+        ours, steps = ({k: v for k, v in leaves(s).items() if k[:2] != "__"} for s in (whole.state, source))
         assert ours == steps
-        notes = [key for key in entries(whole.state) if key.startswith("__metadata__") and key.endswith(".version")]
+        notes = [key for key in leaves(whole.state) if key.startswith("__metadata__") and key.endswith(".version")]
         assert len(notes) == (len(checkpoint.metadata) + 1 if tgt != "cs-1.6" else 0)
 
 
@@ -208,23 +150,23 @@ def test_the_reference_loads_the_end_of_a_chain(run: Run, tgt: str, tmp_path: Pa
         files = outputs(view.plan, "cs.mdl", "cs.yaml", shard_bytes=10**9, safetensors=False)
         (path, _) = write_outputs(files, str(tmp_path / "out"))
         assert view.state is not None
-        expected = {key: want for key, want in entries(view.state.source).items() if "empty" not in want}
-    leaves: dict[str, Any] = {}
-    flat(loaded(Path(path))[0], "", leaves, {})
-    assert leaves == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
+        expected = {key: want for key, want in leaves(view.state.source).items() if "empty" not in want}
+    read: dict[str, Any] = {}
+    flat(loaded(Path(path))[0], "", read, {})
+    assert read == {key: want.get("sha256", repr(want.get("value"))) for key, want in expected.items()}
 
 
-def flat(described: Any, path: str, leaves: dict[str, Any], seen: dict[str, Any]) -> None:
+def flat(described: Any, path: str, found: dict[str, Any], seen: dict[str, Any]) -> None:
     """Key to hash or printed value, of what the reference's script describes."""
     kind, what, *rest = described
     if kind in ("dict", "OrderedDict"):
         for key, value in what:
-            flat(value, f"{path}.{key}" if path else str(key), leaves, seen)
+            flat(value, f"{path}.{key}" if path else str(key), found, seen)
     elif kind in ("list", "tuple"):
         for i, value in enumerate(what):
-            flat(value, f"{path}.{i}", leaves, seen)
+            flat(value, f"{path}.{i}", found, seen)
     else:
-        leaves[path] = seen[f".{path}"] = seen[what] if kind == "same" else rest[-1] if rest else what
+        found[path] = seen[f".{path}"] = seen[what] if kind == "same" else rest[-1] if rest else what
 
 
 OLD = [

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ckptfs.cli.main import run as command
-from tests.cli.recorded import laid_out, lasting
 from tests.recorded.cases import Run, runs
-from tests.recorded.decoder_cases import Case, cases
-from tests.recorded.test_releases import flat, recorded
+from tests.recorded.command_lines import laid_out
+from tests.recorded.compare import lasting
+from tests.recorded.test_releases import flat
 from tests.reference.test_cstorch import PYTHON, loaded
 
 pytestmark = [
@@ -19,19 +19,15 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CKPTFS_CSTORCH_PYTHON names no Python with cerebras_pytorch"),
 ]
 
-ALL = [r for r in runs("hf") + runs("upgrade") if not r.refused and r.tgt != "hf"]
-FIRST: list[Run | Case] = [*{r.folder: r for r in reversed(ALL)}.values(), *cases("hf2cs")]
+ALL = [r for kind in ("hf", "releases") for r in runs(kind, refused=False) if r.tgt != "hf"]
+FIRST = list({r.folder: r for r in reversed(ALL)}.values())
 """One run of each case, to the newest release that it is recorded for."""
 
 
-def written(run: Run | Case, folder: Path, compress: list[str]) -> Path:
+def written(run: Run, folder: Path, compress: list[str]) -> Path:
     """The checkpoint that the run's command line writes below *folder*."""
     folder.mkdir()
-    if isinstance(run, Run):
-        argv = laid_out(run, folder)
-    else:
-        fmt = ["--model", run.model, "--src-fmt", "hf", "--tgt-fmt", run.facts["tgt_fmt"]]
-        argv = ["convert", str(run.folder / "hf"), *fmt, "--output-dir", "OUT"]
+    argv = laid_out(run, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert command([*argv, *compress]) == 0
@@ -51,15 +47,10 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return states
 
 
-def expected(run: Run | Case) -> dict[str, dict[str, Any]]:
-    if isinstance(run, Run):
-        return {key: lasting(what) for key, what in recorded(run).items() if "empty" not in what}
-    return {f"model.{key}": what for key, what in run.json("expected_cs.json")["tensors"].items()}
-
-
 @pytest.mark.parametrize("run", FIRST, ids=str)
-def test_it_loads_what_was_recorded(run: Run | Case, found: dict[str, dict[str, Any]]) -> None:
-    leaves, want = found[str(run)], expected(run)
+def test_it_loads_what_was_recorded(run: Run, found: dict[str, dict[str, Any]]) -> None:
+    leaves = found[str(run)]
+    want = {key: lasting(what) for key, what in run.state.items() if "empty" not in what}
     known = {
         key: what.get("sha256", repr(what.get("value"))) for key, what in want.items() if {"sha256", "value"} & {*what}
     }

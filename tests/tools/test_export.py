@@ -9,94 +9,73 @@ from pathlib import Path
 
 import h5py
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import ckptfs
 from ckptfs.conversion import resolve
 from ckptfs.errors import UsageError, WriteError
 from ckptfs.tools.export import nbytes, outputs, stem, write_outputs
 from tests.paths import FAMILIES
-from tests.recorded.decoder_cases import Case, cases, config_differences, differences
+from tests.recorded.cases import Run, run_named, runs
+from tests.recorded.compare import config_differences, differences, tensors_in, tensors_of
 
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
-Found = dict[str, tuple[str, tuple[int, ...], bytes]]
+DECODERS = [r for r in runs("hf", refused=False) if "output_files" not in r.step]
+"""The rest is written by command lines, in `tests.cli.test_recorded`."""
+TO_HF = [r for r in DECODERS if r.tgt == "hf" and "roundtrip" not in r.step["id"]]
 
 
-def found(state: dict[str, torch.Tensor]) -> Found:
-    return {
-        key: (str(t.dtype)[6:], tuple(t.shape), t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        for key, t in state.items()
-    }
-
-
-def convert(case: Case, folder: Path, **options: object) -> list[str]:
-    """The case's conversion, written below *folder*."""
-    facts = case.facts
-    there = facts["case"].startswith("hf2cs")
-    source, config = (case.folder / "hf", None) if there else (case.mdl, case.folder / "cs.yaml")
+def convert(run: Run, folder: Path, **options: object) -> list[str]:
+    """The run's conversion, written below *folder*."""
+    source, config = run.input, None if run.src == "hf" else run.config_path
     with ckptfs.open(source) as checkpoint:
-        tgt = facts["tgt_fmt"]
-        view = resolve.plan_view(checkpoint.source, tgt, model=case.model, config=config, src_fmt=facts["src_fmt"])
+        view = resolve.plan_view(checkpoint.source, run.tgt, model=run.model, config=config, src_fmt=run.src)
         shape = {"shard_bytes": 10**10, "safetensors": False, **options}
         files = outputs(view, str(source), str(config) if config else None, **shape)  # type: ignore[arg-type]
         return write_outputs(files, str(folder))
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pickle"])
-@pytest.mark.parametrize("case", cases("cs2hf"), ids=str)
-def test_to_hugging_face(case: Case, kind: str, tmp_path: Path) -> None:
-    (path,) = convert(case, tmp_path, safetensors=kind == "safetensors")
-    assert path == str(tmp_path / f"{stem(str(case.mdl))}_to_hf")
-    expected = case.json("expected_hf.json")
+@pytest.mark.parametrize("run", TO_HF, ids=str)
+def test_to_hugging_face(run: Run, kind: str, tmp_path: Path) -> None:
+    (path,) = convert(run, tmp_path, safetensors=kind == "safetensors")
+    assert path == str(tmp_path / f"{stem(str(run.input))}_to_hf")
     folder = Path(path)
-    if kind == "safetensors":
-        state = {k: t for p in sorted(folder.glob("*.safetensors")) for k, t in load_file(p).items()}
-    else:
-        state = {k: t for p in sorted(folder.glob("*.bin")) for k, t in torch.load(p, weights_only=True).items()}
-    assert differences(found(state), expected["tensors"]) == []
-    assert list(tmp_path.iterdir()) == [folder]
-    if expected.get("config"):
-        assert config_differences(json.loads((folder / "config.json").read_text()), expected["config"]) == []
     suffix = "safetensors" if kind == "safetensors" else "bin"
+    assert differences(tensors_in(folder, f".{suffix}"), run.state) == []
+    assert list(tmp_path.iterdir()) == [folder]
+    assert config_differences(json.loads((folder / "config.json").read_text()), run.expected["config"]) == []
     index = json.loads(next(folder.glob(f"*.{suffix}.index.json")).read_text())
-    assert list(index["weight_map"]) == list(expected["tensors"])
+    assert list(index["weight_map"]) == list(run.state)
     assert set(index["weight_map"].values()) == {p.name for p in folder.glob(f"*.{suffix}")}
 
 
-@pytest.mark.parametrize("case", [c for c in cases("cs2hf") if (c.folder / "hf").exists()], ids=str)
-def test_the_same_bytes_as_the_converter(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [r for r in TO_HF if (r.folder / "hf").exists()], ids=str)
+def test_the_same_bytes_as_the_converter(run: Run, tmp_path: Path) -> None:
     """Recorded weight files and indexes, byte for byte; ``config.json`` has two fields more."""
-    (path,) = convert(case, tmp_path, safetensors=True)
-    for recorded in (case.folder / "hf").iterdir():
+    (path,) = convert(run, tmp_path, safetensors=True)
+    for recorded in (run.folder / "hf").iterdir():
         if recorded.name != "config.json":
             assert (Path(path) / recorded.name).read_bytes() == recorded.read_bytes(), recorded.name
 
 
-@pytest.mark.parametrize("case", cases("hf2cs"), ids=str)
-def test_to_cerebras(case: Case, tmp_path: Path) -> None:
-    mdl, params = convert(case, tmp_path)
-    assert (os.path.basename(mdl), os.path.basename(params)) == (
-        f"hf_to_{case.facts['tgt_fmt']}.mdl",
-        f"config_to_{case.facts['tgt_fmt']}.yaml",
-    )
-    assert Path(params).read_bytes() == (case.folder / "cs.yaml").read_bytes()
-    expected = case.json("expected_cs.json")
+@pytest.mark.parametrize("run", [r for r in DECODERS if r.src == "hf"], ids=str)
+def test_to_cerebras(run: Run, tmp_path: Path) -> None:
+    mdl, params = convert(run, tmp_path)
+    assert (os.path.basename(mdl), os.path.basename(params)) == (f"hf_to_{run.tgt}.mdl", f"config_to_{run.tgt}.yaml")
+    if "state_same_as" not in run.expected:
+        assert Path(params).read_bytes() == (run.folder / "cs.yaml").read_bytes()
     with ckptfs.open(mdl) as written:
         assert written.source.tree is not None
-        assert list(written.source.tree.keys or ()) == expected["top_level_keys"]
-        state = {k.removeprefix("model."): written[k] for k in written}
-        assert differences({k: (t.dtype, t.shape, t.tobytes()) for k, t in state.items()}, expected["tensors"]) == []
+        assert list(written.source.tree.keys or ()) == ["model"]
+        assert differences(tensors_of(written), run.state) == []
 
 
 def test_compressed_to_cerebras(tmp_path: Path) -> None:
     """The same tensors in LZ4 chunks, which take less room where there are zeros."""
-    case = next(c for c in cases("hf2cs") if str(c) == "llama/hf2cs-gqa-bf16")
-    mdl, _ = convert(case, tmp_path, compress="lz4")
+    run = run_named("llama/hf2cs-gqa-bf16/hf_to_cs-2.9")
+    mdl, _ = convert(run, tmp_path, compress="lz4")
     with ckptfs.open(mdl) as written:
-        state = {k.removeprefix("model."): written[k] for k in written}
-        got = {k: (t.dtype, t.shape, t.tobytes()) for k, t in state.items()}
-    assert differences(got, case.json("expected_cs.json")["tensors"]) == []
+        assert differences(tensors_of(written), run.state) == []
     with h5py.File(mdl) as file:
         filters = file["model.lm_head.weight"].id.get_create_plist().get_filter(0)
     assert filters[0] == 32004

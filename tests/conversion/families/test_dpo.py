@@ -18,12 +18,14 @@ from ckptfs.errors import MappingError, MissingField, NoPath, UnmatchedKeys, Uns
 from ckptfs.formats.source import Container, Item, Source
 from tests.factories import ArrayTensor
 from tests.paths import FAMILIES
-from tests.recorded.decoder_cases import Case, cases, config_differences, differences
+from tests.recorded.cases import Run, run_named, runs
+from tests.recorded.compare import config_differences, differences, tensors_of
 
-TO_HF = [c for c in cases("cs2hf") if c.model in MODELS and c.model != "mpt"]
-RECORDED = [c for c in cases("hf2cs") if c.model in MODELS and c.model != "mpt"]
-TO_CS = [c for c in RECORDED if c.json("hf/config.json")["model_type"].replace("_", "-") == c.model]
+RECORDED = [r for r in runs("hf", refused=False) if r.model in MODELS and r.model != "mpt"]
+TO_HF = [r for r in RECORDED if r.folder.name.startswith("cs2hf")]
+TO_CS = [r for r in RECORDED if r.src == "hf" and r.config["model_type"].replace("_", "-") == r.model]
 """Those whose ``model_type`` is the decoder's name: not the ones of santacoder, starcoder and older falcons."""
+TIED = "gpt2/cs2hf-tied-fp32/cs-2.9_to_hf_random"
 
 
 def of_policy(source: Source, prefix: str = POLICY) -> Source:
@@ -46,35 +48,29 @@ def with_decoder(config: dict[str, Any], model: str) -> dict[str, Any]:
     return config
 
 
-def tensors_of(view: ckptfs.View) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {key: (t.dtype, t.shape, t.tobytes()) for key, t in view.items()}
-
-
-@pytest.mark.parametrize("case", TO_HF, ids=str)
-def test_the_policy_is_shown_as_its_decoder(case: Case) -> None:
-    expected = case.json("expected_hf.json")
-    config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), case.model)
-    with ckptfs.open(case.mdl) as checkpoint:
+@pytest.mark.parametrize("run", TO_HF, ids=str)
+def test_the_policy_is_shown_as_its_decoder(run: Run) -> None:
+    config = with_decoder(run.config, run.model)
+    with ckptfs.open(run.input) as checkpoint:
         policy = ckptfs.Checkpoint(of_policy(checkpoint.source))
         view = ckptfs.view(policy, model="dpo", config=config, src_fmt="cs-2.3-dpo")
-        assert differences(tensors_of(view), expected["tensors"]) == []
-        assert list(view) == list(expected["tensors"])
+        assert differences(tensors_of(view), run.state) == []
+        assert list(view) == list(run.state)
         assert {k for k in view.plan.dropped if k.startswith(REFERENCE)} >= {REFERENCE + "lm_head.weight"}
-        if expected.get("config"):
-            assert config_differences(view.config, expected["config"]) == []
+        assert config_differences(view.config, run.expected["config"]) == []
 
 
-@pytest.mark.parametrize("case", TO_CS, ids=str)
-def test_the_decoder_becomes_policy_and_reference(case: Case) -> None:
-    recorded = case.json("expected_cs.json")
-    expected = {prefix + key: t for prefix in (POLICY, REFERENCE) for key, t in recorded["tensors"].items()}
-    section = {**recorded["config"]["model"], "name": "dpo", "model_name": case.model}
+@pytest.mark.parametrize("run", [r for r in TO_CS if "state_same_as" not in r.expected], ids=str)
+def test_the_decoder_becomes_policy_and_reference(run: Run) -> None:
+    config = run.expected["config"]
+    expected = {key.replace("model.", p, 1): t for p in (POLICY, REFERENCE) for key, t in run.state.items()}
+    section = {**config["model"], "name": "dpo", "model_name": run.model}
     section["dpo"] = {"beta": 0.1, "reference_free": False}
-    with ckptfs.open(case.folder / "hf") as checkpoint:
+    with ckptfs.open(run.input) as checkpoint:
         view = ckptfs.view(checkpoint, "cs-2.5-dpo", model="dpo")
         assert differences(tensors_of(view), expected) == []
         assert list(view) == list(expected)
-        assert view.config == {**recorded["config"], "model": section}
+        assert view.config == {**config, "model": section}
 
 
 def test_every_decoder_that_has_recorded_cases_is_among_them() -> None:
@@ -83,11 +79,11 @@ def test_every_decoder_that_has_recorded_cases_is_among_them() -> None:
 
 
 def test_the_reference_model_never_stands_in_for_the_policy() -> None:
-    (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")
-    with ckptfs.open(case.mdl) as checkpoint:
+    run = run_named(TIED)
+    with ckptfs.open(run.input) as checkpoint:
         source = of_policy(checkpoint.source)
         kept = {k: i for k, i in source.items.items() if "policy_model.model.lm_head" not in k}
-        config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), "gpt2")
+        config = with_decoder(run.config, "gpt2")
         view = ckptfs.view(ckptfs.Checkpoint(replace(source, items=kept)), model="dpo", config=config)
         assert "lm_head.weight" not in view
 
@@ -95,9 +91,9 @@ def test_the_reference_model_never_stands_in_for_the_policy() -> None:
 @pytest.mark.parametrize("name", ["embedding_layer.position_embeddings.weight", "adapter.weight"])
 def test_whatever_the_reference_model_holds_is_left_out(name: str) -> None:
     """Also under names that no decoder has, or had in older releases only; the policy's must all be known."""
-    (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")
-    config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), "gpt2")
-    with ckptfs.open(case.mdl) as checkpoint:
+    run = run_named(TIED)
+    config = with_decoder(run.config, "gpt2")
+    with ckptfs.open(run.input) as checkpoint:
         source = of_policy(checkpoint.source)
 
         def shown(key: str) -> ckptfs.View:
@@ -112,9 +108,9 @@ def test_whatever_the_reference_model_holds_is_left_out(name: str) -> None:
 
 def test_a_checkpoint_that_names_dpo_needs_no_format() -> None:
     """Neither does a mount: its metadata tell the family, and the family its formats."""
-    (case,) = (c for c in TO_HF if str(c) == "gpt2/cs2hf-tied-fp32")
-    config = with_decoder(yaml.safe_load((case.folder / "cs.yaml").read_text()), "gpt2")
-    with ckptfs.open(case.mdl) as checkpoint:
+    run = run_named(TIED)
+    config = with_decoder(run.config, "gpt2")
+    with ckptfs.open(run.input) as checkpoint:
         told = [{"version": "2.5.0", "model_name": "dpo", "params": config}]
         view, why = prepare(replace(of_policy(checkpoint.source), metadata=told))
     assert why is None and view is not None

@@ -1,9 +1,8 @@
-"""GPT-2 with a nested config: recorded conversions, and what a flat config cannot say."""
+"""GPT-2 with a nested config, where the converter fails or loses something, and what a flat config cannot say."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,10 @@ import yaml
 import ckptfs
 from ckptfs.conversion.resolve import convert_config
 from ckptfs.errors import NoPath, UnsupportedValue
-from tests.paths import FAMILIES
-from tests.recorded.decoder_cases import Case
+from tests.recorded.cases import run_named
 
-FOLDER = FAMILIES / "gpt_backbone"
-TO = Case(FOLDER / "to-backbone-bf16")
-FROM = Case(FOLDER / "from-backbone-configonly")
-WINDOWS = Case(FOLDER / "from-backbone-swa-configonly")
-
-
-def given(case: Case) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((case.folder / "cs.yaml").read_text())
-    return found
+TO = run_named("gpt_backbone/to-backbone-bf16/cs-2.4_to_cs-2.4-backbone")
+WINDOWS = run_named("gpt_backbone/from-backbone-swa-configonly/cs-2.4-backbone_to_cs-2.4")
 
 
 def nested(model: dict[str, Any], **rest: Any) -> dict[str, Any]:
@@ -35,36 +26,13 @@ def flat(model: dict[str, Any]) -> dict[str, Any]:
     return dict(convert_config({"model": model}, "cs-2.4-backbone", "cs-2.4", model="gpt2")[0]["model"])
 
 
-def test_the_recorded_checkpoint() -> None:
-    expected = TO.json("expected_cs.json")
-    with ckptfs.open(TO.mdl) as checkpoint:
-        view = ckptfs.view(checkpoint, "cs-2.4-backbone", model="gpt2", src_fmt="cs-2.4", config=TO.folder / "cs.yaml")
-        assert view.config == expected["config"] == yaml.safe_load((TO.folder / "cs_out.yaml").read_text())
-        assert view.state is not None
-        with view.state as state:
-            assert {key.split(".")[0] for key in state} == set(expected["top_level_keys"])
-            for key, want in expected["tensors"].items():
-                item = state.item(key)
-                if "sha256" in want and item.tensor is not None:
-                    tensor = state[key]
-                    assert (tensor.dtype, list(tensor.shape)) == (want["dtype"], want["shape"]), key
-                    assert hashlib.sha256(tensor.tobytes()).hexdigest() == want["sha256"], key
-                elif "value" in want:
-                    assert item.value == want["value"], key
-            assert {k for k in state if k.startswith("model.")} == {k for k in checkpoint if k.startswith("model.")}
-
-
-def test_the_recorded_config_back() -> None:
-    expected = FROM.json("expected_cs.json")["config"]
-    assert convert_config(given(FROM), "cs-2.4-backbone", "cs-2.4", model="gpt2")[0] == expected
-
-
 def test_the_checkpoint_back(tmp_path: Path) -> None:
     """The converter crashes here: it takes "2.4-backbone" for a version."""
-    with ckptfs.open(TO.mdl) as checkpoint:
+    with ckptfs.open(TO.input) as checkpoint:
         config = TO.folder / "cs_out.yaml"
+        assert yaml.safe_load(config.read_text()) == TO.expected["config"]
         view = ckptfs.view(checkpoint, "cs-2.4", model="gpt2", src_fmt="cs-2.4-backbone", config=config)
-        model = {k: v for k, v in given(TO)["trainer"]["init"]["model"].items() if k != "unknown_field"}
+        model = {k: v for k, v in TO.config["trainer"]["init"]["model"].items() if k != "unknown_field"}
         assert view.config["trainer"]["init"]["model"] == {
             k: v for k, v in model.items() if k != "embedding_dropout_rate"
         }
@@ -78,9 +46,9 @@ def test_the_checkpoint_back(tmp_path: Path) -> None:
 
 def test_windows_of_every_other_layer() -> None:
     """The converter loses what stands in a list of layers; the rest of its result is the recorded one."""
-    config = given(WINDOWS)
+    config = WINDOWS.config
     found = flat(config["model"])
-    recorded = WINDOWS.json("expected_cs.json")["config"]["model"]
+    recorded = WINDOWS.expected["config"]["model"]
     layers = {
         "filter_size": 40,
         "nonlinearity": "gelu",
@@ -114,14 +82,14 @@ def test_nested_values_stay_whole() -> None:
 
 
 def test_nothing_of_the_given_config_is_written_to() -> None:
-    config = given(TO)
+    config = TO.config
     before = copy.deepcopy(config)
     convert_config(config, "cs-2.4", "cs-2.4-backbone", model="gpt2")
     assert config == before
 
 
 def test_layers_that_a_flat_config_cannot_describe() -> None:
-    model = given(WINDOWS)["model"]
+    model = WINDOWS.config["model"]
     layers: list[Any] = model["transformer_decoder"]["layers"]
 
     def with_layers(found: list[Any]) -> dict[str, Any]:
