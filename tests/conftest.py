@@ -107,10 +107,3 @@ def mnt(shared_mounter: Mounter) -> Path:
     done = shared_mounter.tree(path)
     assert done.returncode == 0, done.stderr
     return path
-
-
-def run_module(module: str, *args: object) -> None:
-    """A module of the tests in a process of its own: a hung mount must not hang the tests."""
-    command = [sys.executable, "-m", module, *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]

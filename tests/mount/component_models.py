@@ -1,16 +1,12 @@
-"""Tiny random vision models, and models of several components, made by transformers 5.
-
-``python -m tests.mount.component_models save FOLDER`` saves each as FOLDER/<path>/, and what it makes of an example as
-FOLDER/<path>.npy. ``… load FOLDER OUTPUT`` does the latter for every model in a FOLDER/<name>/hf, and writes what the
-loader complained of.
-"""
+"""Tiny random vision models, and models of several components, made by transformers 5."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.mount.with_transformers import keep, keep_report, random_model
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 IMAGES = {**SIZES, "hidden_size": 24, "image_size": 12, "patch_size": 4, "layer_norm_eps": 1e-3}
@@ -38,57 +34,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Family, or family and component, to the class and the fields of the config that are not the defaults."""
 
 
-def save(folder: Path) -> None:
-    """Make all models, each from its own seed; norms and biases are random as well."""
+def save(name: str, path: Path) -> None:
+    """Make a model of its own seed; norms and biases are random as well."""
+    import transformers
+
+    kind, fields = MODELS[name]
+    model = random_model(getattr(transformers, kind), fields, [*MODELS].index(name))
+    model.save_pretrained(path)
+    if name.endswith("text_model"):
+        config = path / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), **MULTIMODAL}))
+    keep_outputs(name, path, model)
+
+
+def load(name: str, shown: Path, path: Path) -> None:
+    """Load what is shown, as a user does."""
     import torch
     import transformers
 
-    for seed, (path, (name, fields)) in enumerate(MODELS.items()):
-        torch.manual_seed(seed)
-        kind = getattr(transformers, name)
-        model = kind(kind.config_class(**fields)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-        model.save_pretrained(folder / path)
-        if path.endswith("text_model"):
-            config = folder / path / "config.json"
-            config.write_text(json.dumps({**json.loads(config.read_text()), **MULTIMODAL}))
-        keep(model, folder / f"{path}.npy")
+    kind = getattr(transformers, MODELS[name][0])
+    config = kind.config_class.from_pretrained(shown)
+    model, report = kind.from_pretrained(shown, config=config, dtype=torch.float32, output_loading_info=True)
+    keep_report(path, report)
+    keep_outputs(name, path, model.eval())
 
 
-def load(folder: Path, output: Path) -> None:
-    """Load what is shown in *folder*, as a user does."""
-    import torch
-    import transformers
-
-    for path, (name, _) in MODELS.items():
-        family, _, component = path.partition("/")
-        kind, where = getattr(transformers, name), folder / family / "hf" / component
-        config = kind.config_class.from_pretrained(where)
-        model, report = kind.from_pretrained(where, config=config, dtype=torch.float32, output_loading_info=True)
-        (output / family).mkdir(exist_ok=True)
-        (output / f"{path}.json").write_text(json.dumps({k: sorted(map(str, v)) for k, v in report.items() if v}))
-        keep(model.eval(), output / f"{path}.npy")
-
-
-def keep(model: Any, path: Path) -> None:
+def keep_outputs(name: str, path: Path, model: Any) -> None:
     """What the model makes of one example: the last states, and what its head makes of them."""
-    import numpy as np
     import torch
 
-    with torch.no_grad():
-        for parameter in model.parameters():  # to memory aligned alike: sums of a single row depend on it
-            parameter.data = parameter.data.clone()
-        if hasattr(model.config, "image_size"):
-            size = (1, model.config.num_channels, model.config.image_size, model.config.image_size)
-            found = model(torch.linspace(-2, 2, 1000).sin()[: torch.Size(size).numel()].reshape(size))
-        else:
-            found = model(torch.arange(2, 14)[None])
-    dropped = ("pooler_output",) if path.match("dragon/*") or path.match("vit-headless*") else ()
-    kept = [x.numpy().reshape(-1) for key, x in found.items() if key not in dropped and isinstance(x, torch.Tensor)]
-    np.save(path, np.concatenate(kept))
+    dropped = ("pooler_output",) if name.startswith(("dragon/", "vit-headless")) else ()
 
+    def pick(found: Any) -> list[Any]:
+        return [x for key, x in found.items() if key not in dropped and isinstance(x, torch.Tensor)]
 
-if __name__ == "__main__":
-    {"save": save, "load": load}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    example = torch.arange(2, 14)[None]
+    if hasattr(model.config, "image_size"):
+        size = (1, model.config.num_channels, model.config.image_size, model.config.image_size)
+        example = torch.linspace(-2, 2, 1000).sin()[: torch.Size(size).numel()].reshape(size)
+    keep(path, model, example, pick=pick)

@@ -1,16 +1,11 @@
-"""Tiny random models whose formats are special: Llama 3.2 Vision, and a Llama that is trained with DPO.
-
-``python -m tests.mount.special_models save FOLDER`` saves each as FOLDER/<family>/, and its logits as
-FOLDER/<family>.npy. ``… load FOLDER OUTPUT`` does the latter for FOLDER/<family>/hf, and writes what the loader
-complained of.
-"""
+"""Tiny random models whose formats are special: Llama 3.2 Vision, and a Llama that is trained with DPO."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.mount.with_transformers import keep, keep_report, random_model
 
 TEXT = {
     "vocab_size": 61,
@@ -53,38 +48,29 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Family -> the class, the class that loads what is shown, fields of the config that are not the defaults."""
 
 
-def save(folder: Path) -> None:
-    """Make all models, each from its own seed; norms and gates are random as well."""
+def save(family: str, path: Path) -> None:
+    """Make a model of its own seed; norms and gates are random as well."""
+    import transformers
+
+    name, _, fields = MODELS[family]
+    model = random_model(getattr(transformers, name), fields, [*MODELS].index(family))
+    model.save_pretrained(path)
+    keep_logits(path, model)
+
+
+def load(family: str, shown: Path, path: Path) -> None:
+    """Load what is shown, as a user does who does not know which model it is."""
     import torch
     import transformers
 
-    for seed, (family, (name, _, fields)) in enumerate(MODELS.items()):
-        torch.manual_seed(seed)
-        kind = getattr(transformers, name)
-        model = kind(kind.config_class(**fields)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-        model.save_pretrained(folder / family)
-        keep_logits(model, folder / f"{family}.npy")
+    loader = getattr(transformers, MODELS[family][1])
+    model, report = loader.from_pretrained(shown, dtype=torch.float32, output_loading_info=True)
+    keep_report(path, report)
+    keep_logits(path, model.eval())
 
 
-def load(folder: Path, output: Path) -> None:
-    """Load what is shown in *folder*, as a user does who does not know which model it is."""
-    import torch
-    import transformers
-
-    for family, (_, loader, _) in MODELS.items():
-        model, report = getattr(transformers, loader).from_pretrained(
-            folder / family / "hf", dtype=torch.float32, output_loading_info=True
-        )
-        (output / f"{family}.json").write_text(json.dumps({k: sorted(map(str, v)) for k, v in report.items() if v}))
-        keep_logits(model.eval(), output / f"{family}.npy")
-
-
-def keep_logits(model: Any, path: Path) -> None:
+def keep_logits(path: Path, model: Any) -> None:
     """The logits of one input: text, and an image of two tiles for a model that takes one."""
-    import numpy as np
     import torch
 
     ids = torch.arange(2, 14)[None]
@@ -94,11 +80,6 @@ def keep_logits(model: Any, path: Path) -> None:
         "aspect_ratio_mask": torch.ones(1, 1, 2, dtype=torch.long),
         "cross_attention_mask": torch.ones(1, ids.shape[1], 1, 2, dtype=torch.long),
     }
-    with torch.no_grad():
-        for parameter in model.parameters():  # to memory aligned alike: sums of a single row depend on it
-            parameter.data = parameter.data.clone()
-        np.save(path, model(ids, **(image if hasattr(model.config, "vision_config") else {})).logits.numpy())
-
-
-if __name__ == "__main__":
-    {"save": save, "load": load}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    keep(
+        path, model, ids, pick=lambda found: [found.logits], **(image if hasattr(model.config, "vision_config") else {})
+    )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import ckptfs
-from ckptfs.tools.export import outputs, write_outputs
-from tests.conftest import Mounter, run_module
+from tests.conftest import Mounter
+from tests.mount.forks import Command
 from tests.mount.special_models import MODELS
-from tests.mount.test_transformers import transformers_major
+from tests.mount.with_transformers import RoundTrips, round_trips, transformers_major
 
 pytestmark = [
     pytest.mark.fuse,
@@ -21,40 +20,26 @@ pytestmark = [
 ]
 
 
-run = partial(run_module, "tests.mount.special_models")
-
-
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    run("save", folder)
-    return folder
+def models(shared_mounter: Mounter, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoundTrips]:
+    folder = tmp_path_factory.mktemp("models")
+    with round_trips("tests.mount.special_models", folder, shared_mounter, command, lambda _: "cs-current") as found:
+        yield found
 
 
-@pytest.fixture(scope="module")
-def loaded(saved: Path, shared_mounter: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What transformers makes of mounted Cerebras checkpoints of these models; nobody says of which format they are."""
-    folder, shown, output = (tmp_path_factory.mktemp(name) for name in ("converted", "shown", "loaded"))
-    for family in MODELS:
-        with ckptfs.open(saved / family) as checkpoint:
-            view = ckptfs.view(checkpoint, "cs-current", model=family)
-            write_outputs(outputs(view.plan, "m", "m", shard_bytes=1 << 30, safetensors=True), str(folder / family))
-        (mdl,), (config,) = (folder / family).glob("*.mdl"), (folder / family).glob("*.yaml")
-        point = shared_mounter.mountpoint(f"special-{family}")
-        done = shared_mounter.ckptfs("mount", mdl, point, "--model", family, "--config", config)
-        assert done.returncode == 0, done.stderr
-        (shown / family).symlink_to(point)
-    run("load", shown, output)
-    return output
+def loaded(models: RoundTrips, family: str) -> tuple[Path, Path]:
+    """What transformers saved, and what it makes of the mount of that; nobody says of which format it is."""
+    saved = models.saved(family)
+    return saved, models.loaded(family, models.mounted(family, family) / "hf")
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_same_logits_bit_for_bit(family: str, saved: Path, loaded: Path) -> None:
-    found, original = np.load(loaded / f"{family}.npy"), np.load(saved / f"{family}.npy")
+def test_same_logits_bit_for_bit(family: str, models: RoundTrips) -> None:
+    original, found = (np.load(f"{path}.npy") for path in loaded(models, family))
     assert original.std() > 0.5
     np.testing.assert_array_equal(found, original)
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_the_loader_misses_nothing(family: str, loaded: Path) -> None:
-    assert json.loads((loaded / f"{family}.json").read_text()) == {}
+def test_the_loader_misses_nothing(family: str, models: RoundTrips) -> None:
+    assert json.loads(Path(f"{loaded(models, family)[1]}.json").read_text()) == {}

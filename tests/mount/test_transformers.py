@@ -6,10 +6,9 @@ survive both ways, or the logits differ.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +16,11 @@ import pytest
 
 import ckptfs
 from ckptfs.conversion.registry import FAMILIES
-from ckptfs.tools.export import outputs, write_outputs
-from tests.conftest import Mounter, run_module
+from tests.conftest import Mounter
 from tests.mount import component_models, special_models
 from tests.mount.forks import Command
 from tests.mount.tiny_models import MODELS
-
-
-def transformers_major() -> int:
-    try:
-        return int(importlib.metadata.version("transformers").partition(".")[0])
-    except importlib.metadata.PackageNotFoundError:
-        return 0
-
+from tests.mount.with_transformers import RoundTrips, round_trips, transformers_major
 
 pytestmark = [
     pytest.mark.fuse,
@@ -63,63 +54,33 @@ def test_every_model_that_transformers_knows_is_loaded() -> None:
     assert known - tested == {*OWN_CODE, *NO_MODEL}
 
 
-run = partial(run_module, "tests.mount.tiny_models")
-
-
 def release(family: str) -> str:
     return "cs-2.3" if family.startswith("mpt") else "cs-2.9"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All models as transformers saves them."""
-    folder = tmp_path_factory.mktemp("saved")
-    run("save", folder)
-    return folder
+def models(shared_mounter: Mounter, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoundTrips]:
+    folder = tmp_path_factory.mktemp("models")
+    with round_trips("tests.mount.tiny_models", folder, shared_mounter, command, release) as found:
+        yield found
 
 
-@pytest.fixture(scope="module")
-def converted(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All models as Cerebras checkpoints: <name>/m_to_cs-2.9.mdl and the config beside it."""
-    folder = tmp_path_factory.mktemp("converted")
-    for name, (family, _, _) in MODELS.items():
-        with ckptfs.open(saved / name) as checkpoint:
-            view = ckptfs.view(checkpoint, release(family), model=family)
-            files = outputs(view.plan, "m", "m", shard_bytes=1 << 30, safetensors=True)
-            write_outputs(files, str(folder / name))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def loaded(
-    converted: Path, shared_mounter: Mounter, command: Command, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """What transformers makes of the mounts of all those checkpoints."""
-    for name, (family, _, _) in MODELS.items():
-        mdl, config = parts(converted / name)
-        mnt = shared_mounter.mountpoint(name)
-        code, _, err = command(mdl.parent, "mount", mdl, mnt, "--model", family, "--config", config)
-        assert code == 0, err
-    output = tmp_path_factory.mktemp("loaded")
-    run("load", shared_mounter.folder, output)
-    return output
-
-
-def parts(folder: Path) -> tuple[Path, Path]:
-    (mdl,), (config,) = folder.glob("*.mdl"), folder.glob("*.yaml")
-    return mdl, config
+def loaded(models: RoundTrips, name: str) -> tuple[Path, Path]:
+    """What transformers saved, and what it makes of the mount of that."""
+    saved = models.saved(name)
+    return saved, models.loaded(name, models.mounted(name, MODELS[name][0]) / "hf")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_same_logits_bit_for_bit(name: str, saved: Path, loaded: Path) -> None:
-    found, original = np.load(loaded / f"{name}.npy"), np.load(saved / f"{name}.npy")
+def test_same_logits_bit_for_bit(name: str, models: RoundTrips) -> None:
+    original, found = (np.load(f"{path}.npy") for path in loaded(models, name))
     assert original.std() > 0.5  # far from a constant, so that a swapped head or a lost bias shows
     np.testing.assert_array_equal(found, original)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_loader_misses_nothing(name: str, loaded: Path) -> None:
-    report = json.loads((loaded / f"{name}.json").read_text())
+def test_the_loader_misses_nothing(name: str, models: RoundTrips) -> None:
+    report = json.loads(Path(f"{loaded(models, name)[1]}.json").read_text())
     unexpected = [key for key in report.pop("unexpected_keys", []) if not key.endswith(BUFFERS)]
     missing = [key for key in report.pop("missing_keys", []) if not key.endswith(LOST)]
     assert (report, unexpected, missing) == ({}, [], [])
@@ -136,10 +97,10 @@ def second(key: str) -> str:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_gives_the_same_tensors(name: str, saved: Path, converted: Path) -> None:
-    mdl, config = parts(converted / name)
-    family = MODELS[name][0]
-    with ckptfs.open(saved / name) as original, ckptfs.open(mdl) as checkpoint:
+def test_there_and_back_gives_the_same_tensors(name: str, models: RoundTrips) -> None:
+    saved, family = models.saved(name), MODELS[name][0]
+    mdl, config = models.converted(name, family)
+    with ckptfs.open(saved) as original, ckptfs.open(mdl) as checkpoint:
         view = ckptfs.view(checkpoint, "hf", model=family, config=config, src_fmt=release(family))
         known = {today(key): key for key in original if not key.endswith(LOST)}
         extra = [key for key in view if key not in known and not key.endswith((*BUFFERS, *COPIES))]

@@ -1,15 +1,12 @@
-"""Tiny random models of transformers 5, one or more for each family that it knows.
-
-``python -m tests.mount.tiny_models save FOLDER`` saves each as FOLDER/<name>/, and its logits as FOLDER/<name>.npy.
-``… load FOLDER OUTPUT`` loads every FOLDER/<name>/hf and writes its logits and what the loader complained of.
-"""
+"""Tiny random models of transformers 5, one or more for each family that it knows."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.mount.with_transformers import keep, keep_report, random_model
 
 VOCABULARY = 37
 """Not a multiple of anything."""
@@ -138,60 +135,50 @@ UNTIED = ("t5-gated", "ul2")
 """Models that transformers 5 ties when it makes them, while those that were trained have a head of their own."""
 
 
-def save(folder: Path) -> None:
-    """Make all models, each from its own seed; norms and biases are random as well."""
+def save(name: str, path: Path) -> None:
+    """Make a model of its own seed; its folder, and its logits beside it."""
     import torch
     import transformers
 
-    for seed, (name, (_, kind, fields)) in enumerate(MODELS.items()):
-        torch.manual_seed(seed)
-        causal = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-        model_class = getattr(transformers, kind if "For" in kind or kind.endswith("Model") else causal)
-        model = model_class(model_class.config_class(**fields)).eval()
+    def untie(model: Any) -> None:
         if name in UNTIED:
             model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-        model.save_pretrained(folder / name)
-        keep_logits(model, folder / f"{name}.npy")
+
+    _, kind, fields = MODELS[name]
+    causal = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    model_class = getattr(transformers, kind if "For" in kind or kind.endswith("Model") else causal)
+    model = random_model(model_class, fields, [*MODELS].index(name), untie)
+    model.save_pretrained(path)
+    keep_logits(path, model)
 
 
-def load(folder: Path, output: Path) -> None:
-    """Load what is shown in *folder*, as a user does: OUTPUT/<name>.npy, and <name>.json with the loader's report."""
+def load(name: str, shown: Path, path: Path) -> None:
+    """Load what is shown, as a user does."""
     import torch
     import transformers
 
-    for path in sorted(folder.glob("*/hf")):
-        named = json.loads((path / "config.json").read_text())["architectures"][0]
-        headless = MODELS[path.parent.name][1].endswith("Model")  # what the converter writes may name a head there
-        if headless or named.endswith(("ForCausalLM", "LMHeadModel")):
-            loader = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
-        else:
-            loader = getattr(transformers, named)
-        model, report = loader.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
-        name = path.parent.name
-        (output / f"{name}.json").write_text(json.dumps({k: sorted(map(str, v)) for k, v in report.items() if v}))
-        keep_logits(model.eval(), output / f"{name}.npy")
+    named = json.loads((shown / "config.json").read_text())["architectures"][0]
+    headless = MODELS[name][1].endswith("Model")  # what the converter writes may name a head there
+    if headless or named.endswith(("ForCausalLM", "LMHeadModel")):
+        loader = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+    else:
+        loader = getattr(transformers, named)
+    model, report = loader.from_pretrained(shown, dtype=torch.float32, output_loading_info=True)
+    keep_report(path, report)
+    keep_logits(path, model.eval())
 
 
-def keep_logits(model: Any, path: Path) -> None:
+def keep_logits(path: Path, model: Any) -> None:
     """For twelve tokens: more than the sliding windows and the lengths that scaled positions start from.
 
     Of models without a head, the last states.
     """
-    import numpy as np
     import torch
 
     tokens = torch.arange(2, 14)[None]
     more = {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
-    with torch.no_grad():
-        for parameter in model.parameters():  # to memory aligned alike: sums of a single row depend on it
-            parameter.data = parameter.data.clone()
-        found = model(tokens, **more)
-    kept = [x for name, x in found.items() if name.endswith("logits")] or [found.last_hidden_state]
-    np.save(path, np.concatenate([x.numpy().reshape(-1) for x in kept]))
 
+    def pick(found: Any) -> list[Any]:
+        return [x for name, x in found.items() if name.endswith("logits")] or [found.last_hidden_state]
 
-if __name__ == "__main__":
-    {"save": save, "load": load}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    keep(path, model, tokens, pick=pick, **more)
