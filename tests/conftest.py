@@ -15,6 +15,7 @@ import pytest
 
 from ckptfs.errors import MountError
 from ckptfs.mount.mount_table import unmount
+from tests.waiting import MAX_SECONDS
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,7 +65,7 @@ class Mounter:
     def run(self, *args: object) -> subprocess.CompletedProcess[str]:
         """A Python command with these arguments, ended."""
         with self.start(*args) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=MAX_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def tree(self, *args: object) -> subprocess.CompletedProcess[str]:

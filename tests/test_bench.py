@@ -29,6 +29,8 @@ from benchmarks.memory import HeldMemory
 from benchmarks.mounting import drop_cached, forget, loopback_tree, resident, warm
 from benchmarks.state import Stored, flatten, metadata_text
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SMALL = models.llama(hidden=64, ffn=96, layers=2, heads=4, kv=2, vocab=300)
 

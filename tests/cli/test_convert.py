@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Mounter
 from tests.paths import FAMILIES
+from tests.waiting import MAX_SECONDS, wait_for
 
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
 TO_HF = ["--model", "llama", "--src-fmt", "cs-2.9", "--tgt-fmt", "hf", "--config", LLAMA / "cs.yaml"]
@@ -84,9 +83,11 @@ def test_a_signal_leaves_nothing(mounter: Mounter, number: signal.Signals, code:
         *("--output-dir", out_dir),
     )
     try:
-        wait_for(lambda: out_dir.is_dir() and any(p.stat().st_size > 10_000_000 for p in out_dir.iterdir()))
+        wait_for(
+            "the output", lambda: out_dir.is_dir() and any(p.stat().st_size > 10_000_000 for p in out_dir.iterdir())
+        )
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=MAX_SECONDS)
     finally:
         process.kill()
         process.wait()
@@ -94,13 +95,6 @@ def test_a_signal_leaves_nothing(mounter: Mounter, number: signal.Signals, code:
     assert process.returncode == code
     assert "Traceback" not in said
     assert list(out_dir.iterdir()) == []
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @pytest.mark.fuse

@@ -9,6 +9,8 @@ import pytest
 from tests.fuzz.runner import run, run_file
 from tests.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.slow
+
 SLOW = {"h5-child": 6, "h5-library": 3}
 """Inputs of the targets that start a process for each."""
 DATA = Path(__file__).parent / "data"

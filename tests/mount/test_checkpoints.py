@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from tests.conftest import CKPTFS, Mounter
 from tests.paths import FAMILIES
+from tests.waiting import MAX_SECONDS, wait_for
 
 pytestmark = pytest.mark.fuse
 
@@ -114,12 +114,9 @@ def test_broken_and_absent_sources(mounter: Mounter, tmp_path: Path) -> None:
 def test_ctrl_c_in_the_foreground(mounter: Mounter, source: Path) -> None:
     path = mounter.mountpoint()
     process = mounter.start(*CKPTFS, "mount", "-f", source, path, *MODEL)
-    end = time.monotonic() + 20
-    while not (path / "README.txt").exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for("the mount", (path / "README.txt").exists)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=MAX_SECONDS)
     assert process.returncode == 0, err
     assert "Ctrl-C" in out
     assert os.listdir(path) == []

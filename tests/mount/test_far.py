@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.conftest import Mounter
 from tests.formats.hdf5 import test_chunked as h5
 from tests.formats.hdf5.h5_files import tensors_of
 from tests.mount import far
+from tests.waiting import wait_for
 
 in_c = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C compiler")
 READ_AHEAD = 1 << 20
@@ -94,11 +94,7 @@ def asked_between(log: Path, start: int, stop: int) -> int:
 
 def soon(holds: Callable[[], bool]) -> bool:
     """The kernel goes on with a prefetch while readers do."""
-    end = time.monotonic() + 10
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
+    wait_for("the kernel", holds)
     return True
 
 

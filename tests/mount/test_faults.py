@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from tests.conftest import Mounter
 from tests.paths import FAMILIES
+from tests.waiting import MAX_SECONDS, wait_until_open
 
 pytestmark = pytest.mark.fuse
 
@@ -162,12 +162,12 @@ def test_a_killed_daemon_ends_all_its_readers(mounter: Mounter, source: Path) ->
     for reader in readers:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "reading\n"
-    time.sleep(0.2)
+    for reader, name in zip(readers, names, strict=True):
+        wait_until_open(reader.pid, path / name)
     assert [reader.poll() for reader in readers] == [None] * 8
     os.kill(mounter.daemon_pid, signal.SIGKILL)
-    end = time.monotonic() + 10
     for reader in readers:
-        _, err = reader.communicate(timeout=max(0.1, end - time.monotonic()))
+        _, err = reader.communicate(timeout=MAX_SECONDS)
         assert reader.returncode in (errno.ENOTCONN, errno.ECONNABORTED), err
 
 

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import TREE_MODULE, Mounter
 from tests.mount.trees import BIG, TEXT
+from tests.waiting import MAX_SECONDS, wait_for, wait_until_open
 
 pytestmark = pytest.mark.fuse
 
@@ -23,15 +23,6 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def is_mounted(path: Path) -> bool:
     with open("/proc/self/mountinfo") as f:
         return any(line.split()[4] == str(path) for line in f)
-
-
-def wait_for(what: str, holds: object) -> None:
-    """Wait until *holds* () is true, 10 seconds at most."""
-    assert callable(holds)
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end, f"{what} took too long"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -54,7 +45,7 @@ def test_signals_unmount_in_the_foreground(mounter: Mounter, number: int) -> Non
     path = mounter.mountpoint()
     process = start_in_foreground(mounter, path)
     process.send_signal(number)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=MAX_SECONDS)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert not is_mounted(path)
@@ -92,14 +83,14 @@ def test_a_signal_ends_the_daemon_while_a_read_waits(mounter: Mounter, threads: 
     program = "import sys\ntry: open(sys.argv[1], 'rb').read()\nexcept OSError as e: print(e.errno)"
     command = [sys.executable, "-c", program, path / "slow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
-        time.sleep(0.5)
-        assert reader.poll() is None, "the read is under way, for a minute"
+        wait_until_open(reader.pid, path / "slow")
+        assert reader.poll() is None, "the read is under way, for minutes"
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=MAX_SECONDS)
         assert process.returncode == 0, err
         assert "unmounted" in err
         assert not is_mounted(path)
-        said, _ = reader.communicate(timeout=10)
+        said, _ = reader.communicate(timeout=MAX_SECONDS)
         assert int(said) in (errno.ECONNABORTED, errno.ENOTCONN)
 
 
@@ -111,13 +102,13 @@ def test_a_signal_leaves_a_later_mount_alone(mounter: Mounter) -> None:
         second = start_in_foreground(mounter, path)
         assert file.read(1), "the first one answers still"
         first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=10)
+        first.communicate(timeout=MAX_SECONDS)
         with pytest.raises(OSError, match="not connected"):
             os.pread(file.fileno(), 1, len(BIG) - 1)
     assert first.returncode == 0
     assert (path / "README.txt").read_bytes() == TEXT
     second.send_signal(signal.SIGTERM)
-    second.communicate(timeout=10)
+    second.communicate(timeout=MAX_SECONDS)
     assert second.returncode == 0
 
 
@@ -220,10 +211,10 @@ def test_a_killed_daemon_hangs_nobody(mounter: Mounter) -> None:
     path = mounter.mountpoint()
     assert mounter.tree(path).returncode == 0
     reader = subprocess.Popen(["cat", path / "slow"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    time.sleep(0.5)
+    wait_until_open(reader.pid, path / "slow")
     assert reader.poll() is None, "the read is under way"
     os.kill(mounter.daemon_pid, signal.SIGKILL)
-    _, err = reader.communicate(timeout=5)
+    _, err = reader.communicate(timeout=MAX_SECONDS)
     assert reader.returncode == 1
     assert err
     with pytest.raises(OSError) as caught:

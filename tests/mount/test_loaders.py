@@ -13,6 +13,7 @@ import yaml
 
 from tests.conftest import Mounter
 from tests.paths import FAMILIES
+from tests.waiting import MAX_SECONDS
 
 pytestmark = pytest.mark.fuse
 
@@ -60,7 +61,7 @@ embedding = np.load(sys.argv[1] + "/tensors/model/embedding_layer/word_embedding
 assert (state["model.embed_tokens.weight"] == embedding).all() and embedding.shape == (37, 24)
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code, mnt], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, mnt], check=True, timeout=MAX_SECONDS)
     step = np.load(mnt / "tensors/global_step.npy", mmap_mode=None)
     assert step.shape == ()
     assert json.loads((mnt / "checkpoint.json").read_text())["step"] == int(step)

@@ -22,6 +22,7 @@ from ckptfs.mount import open_file
 from ckptfs.mount.open_file import Reader
 from ckptfs.native import library
 from ckptfs.native.program import Program
+from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DTYPES
 from ckptfs.tensors.file_tensor import FileTensor
 from ckptfs.tensors.ranges import to_bytes
@@ -66,6 +67,13 @@ def stored(written: Path) -> Iterator[dict[str, Tensor]]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def opened(written: Path) -> Iterator[dict[str, Tensor]]:
+    """Opened once for all examples, with a cache that keeps little from one to the next."""
+    with tensors_of(written, TileCache(4000)) as found:
+        yield found
+
+
 def moved(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     """What C can do with them, one in another."""
     a, b = stored["even"], stored["even_words"]
@@ -102,14 +110,13 @@ def read_in_c(file: ExtentFile) -> bool:
 @pytest.mark.parametrize("name", [*h5.CASES, *EVEN, "holes"])
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_datasets(written: Path, name: str, data: st.DataObject) -> None:
-    with tensors_of(written) as stored:
-        tensor = stored[name]
-        file = file_of([b"before", tensor, b"behind"])
-        whole = b"before" + to_bytes(tensor) + b"behind"
-        start = data.draw(st.integers(0, len(whole) + 3))
-        length = data.draw(st.integers(0, len(whole)))
-        assert read(file, start, length) == whole[start : start + length]
+def test_datasets(opened: dict[str, Tensor], name: str, data: st.DataObject) -> None:
+    tensor = opened[name]
+    file = file_of([b"before", tensor, b"behind"])
+    whole = b"before" + to_bytes(tensor) + b"behind"
+    start = data.draw(st.integers(0, len(whole) + 3))
+    length = data.draw(st.integers(0, len(whole)))
+    assert read(file, start, length) == whole[start : start + length]
 
 
 def test_what_c_reads(stored: dict[str, Tensor]) -> None:
@@ -124,15 +131,14 @@ def test_what_c_reads(stored: dict[str, Tensor]) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_moved(written: Path, data: st.DataObject) -> None:
-    with tensors_of(written) as stored:
-        tensors = moved(stored)
-        bodies = data.draw(st.lists(st.sampled_from([b"", b"some text", *tensors.values()]), min_size=1, max_size=4))
-        whole = b"".join(body if isinstance(body, bytes) else to_bytes(body) for body in bodies)
-        file = file_of(bodies)
-        for _ in range(3):
-            start, length = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, len(whole)))
-            assert read(file, start, length) == whole[start : start + length]
+def test_moved(opened: dict[str, Tensor], data: st.DataObject) -> None:
+    tensors = moved(opened)
+    bodies = data.draw(st.lists(st.sampled_from([b"", b"some text", *tensors.values()]), min_size=1, max_size=4))
+    whole = b"".join(body if isinstance(body, bytes) else to_bytes(body) for body in bodies)
+    file = file_of(bodies)
+    for _ in range(3):
+        start, length = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, len(whole)))
+        assert read(file, start, length) == whole[start : start + length]
 
 
 def test_requests_of_the_kernel(stored: dict[str, Tensor]) -> None:

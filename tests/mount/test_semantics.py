@@ -17,7 +17,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.mount.semantics import ELSEWHERE, PAGE, code, table
 from tests.mount.test_faults import GOLDEN, MODEL
 from tests.mount.test_read_only import CHANGES
 from tests.paths import FAMILIES
+from tests.waiting import MAX_SECONDS, wait_until_open
 
 pytestmark = pytest.mark.fuse
 
@@ -249,10 +249,10 @@ def test_a_read_under_way_when_the_daemon_is_killed(mounter: Mounter) -> None:
     assert mounter.tree(path).returncode == 0
     program = f"import os\ntry: open({str(path / 'slow')!r}, 'rb').read(1)\nexcept OSError as e: print(e.errno)"
     reader = mounter.start("-c", program)
-    time.sleep(1)
+    wait_until_open(reader.pid, path / "slow")
     assert reader.poll() is None
     os.kill(mounter.daemon_pid, signal.SIGKILL)
-    out, _ = reader.communicate(timeout=10)
+    out, _ = reader.communicate(timeout=MAX_SECONDS)
     row = next(name for name in table("Errors") if "ECONNABORTED" in name)
     assert errno.errorcode[int(out)] in re.findall(r"`(\w+)`", row)
     with pytest.raises(OSError) as caught:

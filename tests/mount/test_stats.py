@@ -21,7 +21,7 @@ from tests.conftest import Mounter
 from tests.formats.hdf5.h5_files import write_checkpoint
 from tests.mount.semantics import table
 from tests.mount.test_faults import GOLDEN, MODEL
-from tests.mount.test_life import wait_for
+from tests.waiting import MAX_SECONDS, wait_for
 
 pytestmark = pytest.mark.fuse
 
@@ -140,10 +140,7 @@ def test_a_signal_logs_them_or_does_nothing(mounter: Mounter, options: list[str]
     path = mounter.mountpoint()
     assert mounter.ckptfs("mount", GOLDEN / "cs.mdl", path, *MODEL, *options).returncode == 0
     os.kill(mounter.daemon_pid, signal.SIGUSR1)
-    end = time.monotonic() + 10
-    while options and " stats " not in mounter.log:
-        assert time.monotonic() < end, "nothing was logged"
-        time.sleep(0.01)
+    wait_for("the log", lambda: not options or " stats " in mounter.log)
     assert (path / "README.txt").read_text(), "it serves on"
     lines = [line for line in mounter.log.splitlines() if " stats " in line]
     assert len(lines) == len(options)
@@ -162,7 +159,7 @@ def test_a_signal_in_the_foreground_comes_to_any_thread(mounter: Mounter, option
         time.sleep(0.01)
     assert (path / "README.txt").read_text(), "it serves on"
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=MAX_SECONDS)
     assert process.returncode == 0, err
     assert err.count(" stats {") >= len(options), err
     assert "Traceback" not in err

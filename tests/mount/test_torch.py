@@ -19,6 +19,7 @@ from tests.conftest import Mounter
 from tests.mount.test_loaders import logits
 from tests.paths import FAMILIES
 from tests.torch_states import DATA, bits, check_state, recorded
+from tests.waiting import MAX_SECONDS
 
 pytestmark = pytest.mark.fuse
 
@@ -32,7 +33,9 @@ torch.save(state, sys.argv[3])
 
 def reload(path: Path, how: str, out: Path) -> object:
     """What torch finds at *path*, by a process of its own: a hung mount must not hang the tests."""
-    done = subprocess.run([sys.executable, "-c", LOAD, path, how, out], capture_output=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, path, how, out], capture_output=True, timeout=MAX_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return torch.load(out, weights_only=True)
 
@@ -57,13 +60,13 @@ def test_torch_loads_a_whole_checkpoint(trainer: Path, how: str, tmp_path: Path)
 def test_copies_pass_every_check(trainer: Path, tmp_path: Path) -> None:
     for name in ("checkpoint.pt", "model.pt"):
         mounted, copied = trainer / "torch" / name, tmp_path / name
-        subprocess.run(["cp", mounted, copied], check=True, timeout=60)
+        subprocess.run(["cp", mounted, copied], check=True, timeout=MAX_SECONDS)
         assert copied.stat().st_size == mounted.stat().st_size
         for path in (mounted, copied):
             with zipfile.ZipFile(path) as archive:
                 assert archive.testzip() is None
             if shutil.which("unzip"):
-                subprocess.run(["unzip", "-tq", path], check=True, capture_output=True, timeout=60)
+                subprocess.run(["unzip", "-tq", path], check=True, capture_output=True, timeout=MAX_SECONDS)
 
 
 @pytest.mark.parametrize(("model", "name"), [("gpt2", "gpt2/cs2hf-tied-fp32"), ("llama", "llama/cs2hf-gqa-fp32")])
@@ -109,7 +112,7 @@ def test_mapping_a_file_reads_no_data_and_a_copy_reads_them_once(mounter: Mounte
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
     before = n_read()
-    subprocess.run(["cp", path, tmp_path / "copy.pt"], check=True, timeout=60)
+    subprocess.run(["cp", path, tmp_path / "copy.pt"], check=True, timeout=MAX_SECONDS)
     assert n_read() - before < 1.5 * nbytes
     with zipfile.ZipFile(tmp_path / "copy.pt") as archive:
         assert archive.testzip() is None

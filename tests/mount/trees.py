@@ -54,7 +54,7 @@ class Slow(ArrayTensor):
     """A tensor that takes long to read."""
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
-        time.sleep(60)
+        time.sleep(600)
 
 
 def big_file() -> ExtentFile:

@@ -95,6 +95,7 @@ def test_gather(
 
 
 @needs_library
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_row_nbytes", [256, 300, 1000, 2048, 2049, 4096, 100])
 @pytest.mark.parametrize("offset", [0, 1, 16, 63])
 def test_ranges_too_large_for_the_caches(tmp_path: Path, chunk_row_nbytes: int, offset: int) -> None:

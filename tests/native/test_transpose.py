@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +25,7 @@ from ckptfs.tensors.transpose import Transposed
 from ckptfs.tensors.views import ConcatRows, SlicedRows
 from tests.formats.hdf5 import test_chunked as h5
 from tests.formats.hdf5.h5_files import tensors_of
+from tests.waiting import exit_code
 
 pytestmark = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C compiler")
 STEP = 300_000
@@ -164,6 +163,7 @@ def test_many_threads(stored: dict[str, Tensor], keep: Callable[[int], None], bu
         assert all(pool.map(right, range(32)))
 
 
+@pytest.mark.slow
 def test_a_child_of_a_process_that_is_reading(stored: dict[str, Tensor], keep: Callable[[int], None]) -> None:
     """Tiles that other threads were making at the fork do not keep it waiting."""
     keep(4 * TILE)
@@ -186,23 +186,11 @@ def test_a_child_of_a_process_that_is_reading(stored: dict[str, Tensor], keep: C
                         found == want[s : s + STEP] for s, found in pieces(opened, file, range(i, file.size, STEP))
                     )
                     os._exit(0 if sound else 1)
-                assert _ended(pid) == 0
+                assert exit_code(pid) == 0
         finally:
             stop.append(True)
     for thread in done:
         thread.result()
-
-
-def _ended(pid: int) -> int:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -1
 
 
 def test_damage(written: Path, tmp_path: Path, keep: Callable[[int], None]) -> None:

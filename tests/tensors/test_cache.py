@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from ckptfs.native.scratch import borrow, scratch
 from ckptfs.tensors.cache import TileCache, shared
+from tests.waiting import MAX_SECONDS, exit_code
 
 
 def tile(n: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -114,25 +114,19 @@ def test_a_child_does_not_wait_for_threads_of_its_parent() -> None:
 
     def slowly() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         begun.set()
-        go.wait(30)
+        go.wait(2 * MAX_SECONDS)
         return tile(3)
 
     cache = shared()
     thread = threading.Thread(target=cache.get, args=(("fork", 1), slowly))
     thread.start()
-    begun.wait(30)
+    begun.wait(MAX_SECONDS)
     pid = os.fork()
     if pid == 0:
         found = cache.get(("fork", 1), lambda: np.ones(3, np.uint8))
         os._exit(0 if found.tolist() == [1, 1, 1] and cache.nbytes == 3 else 1)
-    end, ended = time.monotonic() + 30, 0
-    while not ended and time.monotonic() < end:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.01)
+    code = exit_code(pid)
     go.set()
     thread.join()
-    if not ended:
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-    assert status == 0
+    assert code == 0
     assert cache.get(("fork", 1), lambda: np.ones(3, np.uint8)).tolist() == [0, 0, 0]

@@ -282,6 +282,7 @@ def test_broken_spec_leaves_no_open_file(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v04_basic", "v03_deferred", "v01_no_version", "v04_comp_lzf"])
 def test_random_damage(name: str, tmp_path: Path) -> None:
     """Whatever the bytes are: items and data, or one of our errors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,15 @@ from tests.formats.hdf5.h5_files import tensors_of
 RNG = np.random.default_rng(7)
 
 
-@pytest.fixture(params=["C", "numpy"], autouse=True)
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", params=["C", "numpy"], autouse=True)
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything below holds with and without the C loops."""
-    if request.param == "numpy":
-        monkeypatch.setattr(library, "LIBRARY", None)
-    elif library.LIBRARY is None:
-        pytest.skip("installed without a C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(library, "LIBRARY", None)
+        elif library.LIBRARY is None:
+            pytest.skip("installed without a C compiler")
+        yield
 
 
 def noise(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
@@ -89,6 +92,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def tensors(loops: None, file: Path) -> Iterator[dict[str, Tensor]]:
+    """Opened once for laws of single tensors, with a cache that keeps little from one read to the next."""
+    with tensors_of(file, TileCache(4000)) as found:
+        yield found
+
+
 def expected(array: np.ndarray[Any, Any], tensor: Tensor) -> np.ndarray[Any, Any]:
     little = array.astype(array.dtype.newbyteorder("<"))
     return np.frombuffer(little.tobytes(), tensor.dtype.storage_dtype).reshape(
@@ -106,37 +116,35 @@ def test_whole_tensors(file: Path, name: str) -> None:
 
 @pytest.mark.parametrize("buffer", [64, 1000, 1 << 21])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "empty"])
-def test_random_blocks(file: Path, name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_blocks(tensors: dict[str, Tensor], name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks into outputs of every memory order, with buffers smaller than a chunk's row too."""
     monkeypatch.setattr(chunks_uncompressed, "BUFFER", buffer)
     rng = np.random.default_rng(3)
-    with tensors_of(file) as tensors:
-        tensor = tensors[name]
-        want = expected(CASES[name][0], tensor)
-        for i in range(40):
-            r0, r1 = sorted(rng.integers(0, want.shape[0] + 1, 2))
-            c0, c1 = sorted(rng.integers(0, want.shape[1] + 1, 2))
-            for out in outputs(r1 - r0, c1 - c0, tensor.dtype.storage_dtype, i):
-                tensor.read_block(int(r0), int(c0), out)
-                assert out.tobytes() == want[r0:r1, c0:c1].tobytes()
+    tensor = tensors[name]
+    want = expected(CASES[name][0], tensor)
+    for i in range(40):
+        r0, r1 = sorted(rng.integers(0, want.shape[0] + 1, 2))
+        c0, c1 = sorted(rng.integers(0, want.shape[1] + 1, 2))
+        for out in outputs(r1 - r0, c1 - c0, tensor.dtype.storage_dtype, i):
+            tensor.read_block(int(r0), int(c0), out)
+            assert out.tobytes() == want[r0:r1, c0:c1].tobytes()
 
 
 @pytest.mark.parametrize("buffer", [64, 1000, 1 << 21])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "empty"])
-def test_random_ranges(file: Path, name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_ranges(tensors: dict[str, Tensor], name: str, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of elements that begin and end anywhere, as the extents of a file ask for them."""
     monkeypatch.setattr(chunks_uncompressed, "BUFFER", buffer)
     rng = np.random.default_rng(5)
-    with tensors_of(file) as tensors:
-        want = expected(CASES[name][0], tensors[name]).reshape(-1)
-        cols = n_cols(tensors[name].shape)
-        ends = [0, 1, cols, cols + 1, 2 * cols, len(want) - cols, len(want)]
-        for _ in range(60):
-            start, stop = sorted(int(x) for x in rng.choice([*ends, *rng.integers(0, len(want) + 1, 7)], 2))
-            out = np.zeros(stop - start + 2, want.dtype)
-            read_elements(tensors[name], start, out[1:-1])
-            assert out[1:-1].tobytes() == want[start:stop].tobytes()
-            assert out[[0, -1]].tobytes() == bytes(2 * want.itemsize)
+    want = expected(CASES[name][0], tensors[name]).reshape(-1)
+    cols = n_cols(tensors[name].shape)
+    ends = [0, 1, cols, cols + 1, 2 * cols, len(want) - cols, len(want)]
+    for _ in range(60):
+        start, stop = sorted(int(x) for x in rng.choice([*ends, *rng.integers(0, len(want) + 1, 7)], 2))
+        out = np.zeros(stop - start + 2, want.dtype)
+        read_elements(tensors[name], start, out[1:-1])
+        assert out[1:-1].tobytes() == want[start:stop].tobytes()
+        assert out[[0, -1]].tobytes() == bytes(2 * want.itemsize)
 
 
 def outputs(rows: int, cols: int, word: np.dtype[Any], i: int) -> list[np.ndarray[Any, Any]]:

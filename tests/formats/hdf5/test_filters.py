@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import read_into, to_bytes
 from ckptfs.tensors.tensor import Tensor
 from tests.formats.hdf5.h5_files import tensors_of
+from tests.waiting import MAX_SECONDS, wait_for
 
 Array = npt.NDArray[Any]
 FILTERS: dict[str, dict[str, Any]] = {
@@ -63,13 +62,6 @@ def children() -> set[int]:
         if int(parts[1]) == os.getpid():
             found.add(int(stat.parent.name))
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("dtype", ["<i4", ">i2", "<u1", "<i8"])
@@ -189,7 +181,10 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     (child,) = map(int, ran.stdout.split())
-    until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes())
+    wait_for(
+        "the children",
+        lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes(),
+    )
 
 
 def test_fork_gets_a_child_of_its_own(tmp_path: Path) -> None:
@@ -279,7 +274,7 @@ def decoder_with(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 0, 3) + b'abc')", "another size"),
         ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 7, 3) + b'abc')", "another size"),
         ("import os, struct; os.read(0, 9); os.write(1, struct.pack('<BQ', 0, 300) + b'abc')", "died"),
-        ("import time; time.sleep(60)", "too long"),
+        ("import time; time.sleep(600)", "too long"),
     ],
 )
 def test_child_that_misbehaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, what: str) -> None:
@@ -287,7 +282,7 @@ def test_child_that_misbehaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     before = children()
     with tensors_of(path) as tensors:
         decoder_with(monkeypatch, code)
-        monkeypatch.setattr(decoder, "TIMEOUT_SECONDS", 0.5)
+        monkeypatch.setattr(decoder, "TIMEOUT_SECONDS", 0.5 if what == "too long" else MAX_SECONDS)
         with pytest.raises(CorruptChunk, match=what):
             read_one(tensors["lzf"])
     del tensors

@@ -177,7 +177,7 @@ def test_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_START", "import time; time.sleep(60)")
+    monkeypatch.setattr(workers, "_START", "import time; time.sleep(600)")
     monkeypatch.setattr(h5_index, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(CorruptHeader, match=r"good\.mdl"):
         read_index(DATA / "h5" / "damaged" / "good.mdl")

@@ -224,6 +224,7 @@ def test_records_of_more_than_4_gib(tmp_path: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.slow
 def test_more_than_65535_records(tmp_path: Path) -> None:
     tensors = {str(i): tensor_of("int8", (1,)) for i in range(70_000)}
     found = load(torch_file(tensors), tmp_path, mmap=True, weights_only=True)
