@@ -31,8 +31,10 @@ class Mounter:
     """Runs commands that mount below *folder*, with their state (logs) in it as well."""
 
     folder: Path
+    may_mount: bool
 
     def mountpoint(self, name: str = "mnt") -> Path:
+        assert self.may_mount, "mark this test fuse: it mounts for real"
         path = self.folder / name
         path.mkdir(exist_ok=True)
         return path
@@ -85,18 +87,23 @@ class Mounter:
                 unmount(path, lazy=True)
 
 
+def is_marked(request: pytest.FixtureRequest) -> bool:
+    """Whether the test or its module says that it mounts: the unit tests run where nothing can be mounted."""
+    return request.node.get_closest_marker("fuse") is not None
+
+
 @pytest.fixture
-def mounter(tmp_path: Path) -> Iterator[Mounter]:
+def mounter(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mounter]:
     """A `Mounter` of this test."""
-    found = Mounter(tmp_path)
+    found = Mounter(tmp_path, is_marked(request))
     yield found
     found.clean()
 
 
 @pytest.fixture(scope="module")
-def shared_mounter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounter]:
+def shared_mounter(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Mounter]:
     """A `Mounter` of this test module."""
-    found = Mounter(tmp_path_factory.mktemp("shared"))
+    found = Mounter(tmp_path_factory.mktemp("shared"), is_marked(request))
     yield found
     found.clean()
 

@@ -29,6 +29,7 @@ from tests.formats.hdf5.h5_files import tensors_of
 from tests.mount import far
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.fuse
 in_c = pytest.mark.skipif(library.LIBRARY is None, reason="installed without a C compiler")
 READ_AHEAD = 1 << 20
 STEP = 256 << 10
