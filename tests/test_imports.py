@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,8 +57,13 @@ STANDARD_LIBRARY_ONLY = ["index_worker", "object_headers", "messages", "superblo
 """Modules of `formats.hdf5` that the indexing process imports: it starts without site-packages."""
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
     """Full names of the modules that a file imports, wherever in the file."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
