@@ -78,6 +78,13 @@ class Mounter:
         """A ``ckptfs`` command line."""
         return self.run(*CKPTFS, *args)
 
+    def mounted(self, source: Path, *options: object, name: str = "mnt") -> Path:
+        """A new mount of *source*."""
+        path = self.mountpoint(name)
+        done = self.ckptfs("mount", source, path, *options)
+        assert done.returncode == 0, done.stderr
+        return path
+
     def clean(self) -> None:
         """Unmount whatever is left below the folder."""
         with open("/proc/self/mountinfo") as f:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from ckptfs.formats import huggingface
 from ckptfs.formats.detect import ReadOptions, open_weights
 from ckptfs.formats.source import Source
 from ckptfs.tensors.cache import TileCache
+from ckptfs.errors import CkptfsError
 
 TORCH_TYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),
@@ -31,6 +34,15 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     """The elements in C order."""
     flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def check_refusal(open_path: Callable[[Path], object], path: Path, error: type[CkptfsError], message: str) -> None:
+    """Opening *path* is refused in one line, and leaves no file open."""
+    before = n_fds()
+    with pytest.raises(error, match=message) as caught:
+        open_path(path)
+    assert n_fds() == before
+    assert "\n" not in str(caught.value)
 
 
 def n_fds() -> int:

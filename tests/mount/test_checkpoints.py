@@ -30,11 +30,6 @@ def golden_weights() -> bytes:
     return (GOLDEN / "hf/model-00001-of-00001.safetensors").read_bytes()
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return Path(shutil.copy(GOLDEN / "cs.mdl", tmp_path / "checkpoint_42.mdl"))
-
-
 def test_a_cerebras_checkpoint_is_a_hugging_face_model(mounter: Mounter, source: Path) -> None:
     path = mounter.mountpoint()
     done = mounter.ckptfs("mount", source, path, *MODEL)

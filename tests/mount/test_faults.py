@@ -35,16 +35,8 @@ FIRST = "model.embedding_layer.word_embeddings.weight"
 HEAD = "model.lm_head.weight"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return Path(shutil.copy(GOLDEN / "cs.mdl", tmp_path / "checkpoint_42.mdl"))
-
-
 def mounted(mounter: Mounter, source: Path) -> Path:
-    path = mounter.mountpoint()
-    done = mounter.ckptfs("mount", source, path, *MODEL)
-    assert done.returncode == 0, done.stderr
-    return path
+    return mounter.mounted(source, *MODEL)
 
 
 def read(path: Path, offset: int = 0, length: int = 1 << 20) -> bytes:

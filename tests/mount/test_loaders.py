@@ -37,11 +37,7 @@ def logits(folder: Path) -> bytes:
 @pytest.mark.parametrize(("model", "name"), [("gpt2", "gpt2/hf2cs-untied-fp32"), ("llama", "llama/hf2cs-gqa-bf16")])
 def test_same_logits_as_the_model_that_transformers_saved(model: str, name: str, mounter: Mounter) -> None:
     """``hf/`` of the case was saved by transformers, ``cs.mdl`` made of it by the public converter."""
-    mnt = mounter.mountpoint()
-    done = mounter.ckptfs(
-        "mount", FAMILIES / name / "cs.mdl", mnt, "--model", model, "--config", FAMILIES / name / "cs.yaml"
-    )
-    assert done.returncode == 0, done.stderr
+    mnt = mounter.mounted(FAMILIES / name / "cs.mdl", "--model", model, "--config", FAMILIES / name / "cs.yaml")
     original = logits(FAMILIES / name / "hf")
     assert len(original) == 4 * 8 * 37
     assert logits(mnt / "hf") == original

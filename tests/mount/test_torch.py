@@ -71,11 +71,7 @@ def test_copies_pass_every_check(trainer: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("model", "name"), [("gpt2", "gpt2/cs2hf-tied-fp32"), ("llama", "llama/cs2hf-gqa-fp32")])
 def test_transformers_loads_hf_bin(model: str, name: str, mounter: Mounter) -> None:
-    mnt = mounter.mountpoint()
-    done = mounter.ckptfs(
-        "mount", FAMILIES / name / "cs.mdl", mnt, "--model", model, "--config", FAMILIES / name / "cs.yaml"
-    )
-    assert done.returncode == 0, done.stderr
+    mnt = mounter.mounted(FAMILIES / name / "cs.mdl", "--model", model, "--config", FAMILIES / name / "cs.yaml")
     assert logits(mnt / "hf-bin") == logits(mnt / "hf")
 
 
