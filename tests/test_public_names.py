@@ -24,7 +24,8 @@ TWINS = {
     "serve": "the loop of a process",
     "start": "of a worker process, of threads",
     **dict.fromkeys(("attribute", "dataspace", "datatype"), "encode and decode of one HDF5 message"),
-    **dict.fromkeys(("fill_rows", "fill_span"), "compressed and uncompressed chunks"),
+    **dict.fromkeys(("fill_rows", "fill_range"), "compressed and uncompressed chunks"),
+    "transpose": "the loop in C, and its program",
     **dict.fromkeys(
         ("attribute_value", "object_record", "open_file", "root_attributes", "walk_objects"),
         "libhdf5 finds what the walker finds",
@@ -32,24 +33,22 @@ TWINS = {
 }
 """Names that are the same on purpose, with the reason."""
 SEVERAL_MEANINGS = {
-    **dict.fromkeys(("View", "make_view", "model_state"), "a plan, its view and its state have one name each to come"),
+    "model_state": "the state of a source, and of a file",
     **dict.fromkeys(("Entry", "Leaf", "Link"), "a folder of vfs, and other trees"),
     **dict.fromkeys(("Change", "Converted", "Step", "step", "upgraded"), "a release step, its rules and its result"),
     **dict.fromkeys(
         ("Rule", "When", "Claim", "Fields", "under", "renamed", "without"), "rules of tensors and of configs"
     ),
     **dict.fromkeys(("config_as", "changed_config", "steps_of"), "conversion of configs, and of one kind of them"),
-    **dict.fromkeys(("Plan", "Record", "Kind", "State", "key_metadata", "state_of"), "file formats, each with its own"),
+    **dict.fromkeys(("Record", "Kind", "State", "key_metadata", "state_of"), "file formats, each with its own"),
     **dict.fromkeys(("Progress", "data_nbytes", "nbytes"), "tools that count bytes"),
-    **dict.fromkeys(("components", "flat", "joined", "filled", "size"), "short words of several rooms"),
-    **dict.fromkeys(("describe", "opened", "read_exactly"), "short words of several rooms"),
+    **dict.fromkeys(("components", "flat", "filled", "size"), "short words of several rooms"),
+    **dict.fromkeys(("describe", "opened"), "short words of several rooms"),
 }
 """Names that want another one. The list only gets shorter."""
 FOR_TESTS = {
     "conversion.releases.config.upgraded_config": "a whole config from one release to the next",
     "conversion.resolve.convert_config": "a config without a checkpoint",
-    "formats.cerebras.reader.is_hdf5": "to be deleted with its test",
-    "formats.hdf5.filters.plain_head": "to be deleted",
     "vfs.names.unescape": "the inverse of a rule that is documented",
 }
 """Public names that nothing but tests reads, with the reason. The list only gets shorter."""

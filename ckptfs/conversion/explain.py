@@ -11,7 +11,7 @@ from ckptfs.conversion.config import Config, ConfigTable, allowed
 from ckptfs.conversion.rules import Side
 from ckptfs.errors import UnsupportedValue
 
-What: TypeAlias = Literal["renamed", "transformed", "required", "default", "ignored", "unknown"]
+Use: TypeAlias = Literal["renamed", "transformed", "required", "default", "ignored", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class FieldUse:
     """What happens to one config field."""
 
     field: str
-    what: What
+    what: Use
     detail: str = ""
     """The other side's names, the value that is required or assumed, or the reason why the field is ignored."""
 

@@ -99,7 +99,7 @@ def config_between_hf(
     return made, unknown_fields(family.name, *_source_fields(family, config, src), frm)
 
 
-def explain_config(family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat) -> list[FieldUse]:
+def explain_between_hf(family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat) -> list[FieldUse]:
     """What happens to each field of *config* between hf and the Cerebras format that the family's tables hold for."""
     family = resolved(family, config, src, tgt)
     table, fields = _source_fields(family, config, src)

@@ -66,7 +66,7 @@ def config_as(
     return made if near == tgt else convert.config_as(family, made, near, tgt, warnings)
 
 
-def explain_config(
+def explain_config_as(
     family: Family, config: Mapping[str, Any], src: ModelFormat, tgt: ModelFormat
 ) -> tuple[list[FieldUse], ModelFormat]:
     """What happens to each field of the whole *config* between hf and the Cerebras format nearest to the other one.
@@ -80,8 +80,8 @@ def explain_config(
     near = _near(family, src, tgt)
     if tgt == HF:
         config = config if near == src else convert.config_as(family, config, src, near, [])
-        return hf.explain_config(family, config, near, HF), near
-    return hf.explain_config(family, config, HF, near), near
+        return hf.explain_between_hf(family, config, near, HF), near
+    return hf.explain_between_hf(family, config, HF, near), near
 
 
 def _with_hf(

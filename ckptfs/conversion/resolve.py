@@ -145,7 +145,7 @@ def explain_config(
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
     family = _families(model, config, {}, src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-    uses, near = plan.explain_config(family, config, src, tgt)
+    uses, near = plan.explain_config_as(family, config, src, tgt)
     return family.name, near if tgt == HF else HF, HF if tgt == HF else near, uses
 
 

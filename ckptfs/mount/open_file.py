@@ -38,7 +38,7 @@ class Reader:
 
     def __init__(self, file: ExtentFile) -> None:
         self._file = file
-        self._concat = program.Concat(file.starts)
+        self._concat = program.ConcatProgram(file.starts)
         self._asked = bytearray(len(file.bodies))
         self._n_programs = 0
         self._prepared: dict[int, Future[Program | None]] = {}

@@ -158,14 +158,14 @@ def concat(sources: list[Program | None], starts: tuple[int, ...]) -> Program | 
     """Sources end to end; *starts* has the position of each, and the end."""
     if None in sources:
         return None
-    joined = Concat(starts)
+    joined = ConcatProgram(starts)
     for i, source in enumerate(sources):
         assert source is not None
         joined.set_source(i, source)
     return joined.program
 
 
-class Concat:
+class ConcatProgram:
     """Sources end to end that are set one by one, while other threads read."""
 
     def __init__(self, starts: tuple[int, ...]) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from ckptfs.errors import CkptfsError
 from ckptfs.formats import huggingface
 from ckptfs.formats.detect import ReadOptions, open_weights
 from ckptfs.formats.source import Source
 from ckptfs.tensors.cache import TileCache
-from ckptfs.errors import CkptfsError
 
 TORCH_TYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),

@@ -34,10 +34,10 @@ BOMBS = {
     "too large": ("#" * (MAX_BYTES + 1), "MiB"),
 }
 JSON_BOMBS = {
-    "deep": ('{"a": ' + "[" * 100_000, "no valid JSON"),
+    "deep": ('{"a": ' + "[" * 100_000, "not valid JSON"),
     "a name twice": ('{"a": 1, "a": 2}', "twice"),
-    "a list": ("[1]", "no JSON object"),
-    "broken": ("{", "no valid JSON"),
+    "a list": ("[1]", "JSON object"),
+    "broken": ("{", "not valid JSON"),
 }
 
 
