@@ -4,12 +4,15 @@
 
     CkptfsError                       exit 3, EIO        something about the input is broken
     ├─ SourceError                    exit 3, EIO        a checkpoint cannot be read
+    │  ├─ SourceClosed                exit 2, EBADF      it is read after it was closed
+    │  ├─ SourceChanged               exit 3, EIO        a file was written to after it was opened
+    │  ├─ NotReadable                 exit 3, EACCES     a file may not be read (PermissionError)
     │  ├─ UnknownFormat               exit 3, EIO        the file has none of the known formats
     │  ├─ CorruptHeader               exit 3, EIO        header, index or directory is damaged
     │  ├─ CorruptChunk                exit 3, EIO        the data of one tensor is damaged
     │  ├─ Incomplete                  exit 3, EIO        the writer never finished the file
     │  ├─ MissingKey                  exit 1, ENOENT     the checkpoint has no such key
-    │  ├─ MissingShard                exit 3, ENOENT     an index names a file that is not there
+    │  ├─ MissingShard                exit 3, ENOENT     an index names a file that is not there (FileNotFoundError)
     │  ├─ MissingCodec                exit 4, EIO        a filter or reader library is not installed
     │  └─ Unsafe                      exit 1, EPERM      reading would run code or leave the checkpoint
     ├─ MappingError                   exit 1, EINVAL     the tensors do not fit the model family
@@ -22,24 +25,42 @@
     │  └─ MissingField                exit 1, EINVAL     a field that the conversion needs is absent
     ├─ ShapeError                     exit 1, EINVAL     a tensor does not have the shape that a rule needs
     ├─ UsageError                     exit 2, EINVAL     the request is wrong
+    │  └─ MissingFile                 exit 2, ENOENT     a file or folder is not there (FileNotFoundError)
     ├─ WriteError                     exit 4, EIO        an output cannot be written (errno: the system's own)
     └─ MountError                     exit 4, EIO        FUSE or the machine does not allow it
        └─ MountRefused                exit 1, EBUSY      nothing to unmount, or it is in use
 
-A message says what, where and what to try, on one line. Fields carry the same facts for programs.
+A message says what, where and what to try, on one line. Fields carry the same facts for programs. Every error can be
+pickled: worker processes send theirs to the process that started them.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
+from typing import Any
 
 
 class CkptfsError(Exception):
     """Root of the tree; ``exit_code`` is for commands, ``errno`` for the mount."""
 
     exit_code = 3
-    errno = errno.EIO
+    errno: int = errno.EIO
+
+    __str__ = Exception.__str__  # KeyError would quote the message, OSError put a number before it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default the message would be given to ``__init__``, which takes the facts that it is made of.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[CkptfsError], args: tuple[Any, ...], fields: dict[str, Any]) -> CkptfsError:
+    """The error that was pickled."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class SourceError(CkptfsError):
@@ -48,6 +69,29 @@ class SourceError(CkptfsError):
     def __init__(self, path: object, what: str) -> None:
         self.path = str(path)
         super().__init__(f"{self.path}: {what}")
+
+
+class SourceClosed(SourceError):
+    """A checkpoint is read after it was closed."""
+
+    exit_code = 2
+    errno = errno.EBADF
+
+    def __init__(self, path: object) -> None:
+        self.path = str(path)
+        CkptfsError.__init__(self, f"checkpoint {self.path} is closed; open it again to read it")
+
+
+class SourceChanged(SourceError):
+    """A file of the checkpoint was written to after it was opened: what is known of it does not fit any more."""
+
+
+class NotReadable(SourceError, PermissionError):
+    """The system does not allow to read a file."""
+
+    errno = errno.EACCES
+    strerror = os.strerror(errno)
+    filename = property(lambda self: self.path)
 
 
 class UnknownFormat(SourceError):
@@ -81,15 +125,19 @@ class MissingKey(SourceError, KeyError):
         self.key = key
         hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
         what = f"no key matches {key!r}" if pattern else f"no key {key!r}"
-        super().__init__(path, f"{what}{hint}. 'ckptfs ls' lists them")
-
-    __str__ = Exception.__str__  # KeyError would print the message in quotes
+        super().__init__(path, f"{what}{hint}")
 
 
-class MissingShard(SourceError):
-    """An index names a file that is not there."""
+class MissingShard(SourceError, FileNotFoundError):
+    """An index names a file that is not there. *path* is the index, *filename* the file."""
 
     errno = errno.ENOENT
+    strerror = os.strerror(errno)
+    filename = property(lambda self: self.shard)
+
+    def __init__(self, path: object, shard: str, what: str) -> None:
+        self.shard = shard
+        super().__init__(path, what)
 
 
 class MissingCodec(SourceError):
@@ -201,14 +249,24 @@ class UsageError(CkptfsError):
     errno = errno.EINVAL
 
 
+class MissingFile(UsageError, FileNotFoundError):
+    """A file or folder that the request names is not there."""
+
+    errno = errno.ENOENT
+    strerror = os.strerror(errno)
+    filename = property(lambda self: self.path)
+
+    def __init__(self, path: object, what: str = "no such file or folder") -> None:
+        self.path = str(path)
+        super().__init__(f"{self.path}: {what}")
+
+
 class WriteError(CkptfsError):
     """An output file cannot be written: the disk is full or fails. *number* is the system's errno."""
 
     exit_code = 4
 
     def __init__(self, path: object, number: int, what: str) -> None:
-        import os
-
         self.path = str(path)
         self.errno = number
         super().__init__(f"{self.path}: {os.strerror(number)}: {what}. Nothing was left there")

@@ -189,7 +189,7 @@ def test_the_loopback_shows_files_as_they_are(tmp_path: Path) -> None:
         assert found.file.read_into(7, memoryview(out)) == 3
         assert bytes(out[:3]) == b"789"
     finally:
-        os.close(found.file.fd)
+        found.file.close()
 
 
 def test_json_has_the_fields_that_readers_rely_on(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_the_drawing_is_complete_and_true() -> None:
     ("error", "text"),
     [
         (errors.CorruptChunk("a.mdl", "w", 12, "damaged"), "a.mdl: w: damaged (at byte 12)"),
-        (errors.MissingKey("a.mdl", "w", ["v"]), "a.mdl: no key 'w'; nearest: v. 'ckptfs ls' lists them"),
+        (errors.MissingKey("a.mdl", "w", ["v"]), "a.mdl: no key 'w'; nearest: v"),
         (
             errors.UnknownFamily("lama", ["llama"]),
             "unknown model 'lama'; did you mean llama? 'ckptfs list' shows all names",

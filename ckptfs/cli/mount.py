@@ -132,7 +132,7 @@ def _tokenizer(source: Source, folder: str | None, *, cs: bool) -> dict[str, Ent
         return {}
     if cs:
         raise UsageError("--tokenizer adds files to hf/, but this mount shows a Cerebras checkpoint; leave it out")
-    return {**small_files(folder, source.fds)}
+    return {**small_files(folder, source.files)}
 
 
 def _mount_options(

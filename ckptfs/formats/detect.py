@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckptfs.errors import UnknownFormat, UsageError
-from ckptfs.formats.files import SourceFile, open_file, read_exactly
+from ckptfs.formats.files import open_file, read_exactly
 from ckptfs.formats.hdf5.superblock import SIGNATURE
 from ckptfs.formats.huggingface import open_folder, open_index, with_config
 from ckptfs.formats.safetensors import is_safetensors, open_safetensors
@@ -17,6 +17,7 @@ from ckptfs.formats.torch.legacy import is_torch_legacy, open_torch_legacy
 from ckptfs.formats.torch.reader import open_torch
 from ckptfs.formats.zip import is_zip
 from ckptfs.tensors.cache import TileCache
+from ckptfs.tensors.source_file import SourceFile
 
 HEAD_NBYTES = 512
 
@@ -134,7 +135,7 @@ def recognise(path: str, formats: Sequence[Format]) -> Format:
         head = read_exactly(file, 0, min(HEAD_NBYTES, file.size), "the file's first bytes")
         return _first_match(Candidate(path, file, head), formats)
     finally:
-        os.close(file.fd)
+        file.discard()
 
 
 def has_hdf5_signature(file: SourceFile) -> bool:

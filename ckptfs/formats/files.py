@@ -7,10 +7,10 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from ckptfs.errors import CorruptHeader, SourceError, UsageError
+from ckptfs.errors import CorruptHeader, MissingFile, NotReadable, SourceError
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Shape
 
 MAX_JSON_VALUES = 3_000_000
@@ -22,31 +22,22 @@ MAX_NBYTES = 1 << 62
 """Views may repeat elements (stride 0), so a tensor can be larger than its file, but not than an off_t."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A regular file, open for reading."""
-
-    path: str
-    fd: int
-    size: int
-    mtime_ns: int
-
-
 def open_file(path: str | os.PathLike[str]) -> SourceFile:
-    """Open a regular file; `UsageError` when it is not there, `SourceError` when it cannot be read."""
+    """Open a regular file; `MissingFile`, `NotReadable`, or `SourceError` when it cannot be opened."""
     name = os.fspath(path)
     try:
         # O_NONBLOCK: a named pipe must not hang us before fstat can tell what it is
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise UsageError(f"{name}: no such file or folder") from error
+        raise MissingFile(name) from error
+    except PermissionError as error:
+        raise NotReadable(name, f"cannot be opened: {error.strerror}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise SourceError(name, f"cannot be opened: {getattr(error, 'strerror', None) or error}") from error
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise SourceError(name, "is not a regular file")
-    return SourceFile(name, fd, status.st_size, status.st_mtime_ns)
+    return SourceFile(name, fd)
 
 
 def read_exactly(file: SourceFile, offset: int, n: int, what: str) -> bytes:
@@ -59,7 +50,7 @@ def read_exactly(file: SourceFile, offset: int, n: int, what: str) -> bytes:
     data = bytearray(n)
     done = 0
     while done < n:
-        got = os.preadv(file.fd, [memoryview(data)[done:]], offset + done)
+        got = file.read_into(memoryview(data)[done:], offset + done)
         if got == 0:
             raise CorruptHeader(file.path, f"the file became shorter while {what} was read; open it again")
         done += got
@@ -113,4 +104,4 @@ def read_json(path: str, limit: int, what: str) -> dict[str, Any]:
             raise CorruptHeader(path, f"{what} has {file.size} bytes, more than {limit}")
         return json_object(read_exactly(file, 0, file.size, what), path, what)
     finally:
-        os.close(file.fd)
+        file.discard()

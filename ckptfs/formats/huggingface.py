@@ -152,7 +152,7 @@ def _shard_path(index: str, name: str) -> str:
         raise Unsafe(index, f"names the shard {name[:200]!r}; shards must be in the index's own folder")
     path = os.path.join(os.path.dirname(index), name)
     if not os.path.exists(path):
-        raise MissingShard(index, f"the shard {name} is not there; download or copy it beside the index")
+        raise MissingShard(index, path, f"the shard {name} is not there; download or copy it beside the index")
     return path
 
 
@@ -184,7 +184,7 @@ def _together(path: str, sources: list[Source]) -> Source:
         {},
         mtime_ns=max((source.mtime_ns for source in sources), default=0),
         nbytes=sum(source.nbytes for source in sources),
-        fds=[fd for source in sources for fd in source.fds],
+        files=[file for source in sources for file in source.files],
         warnings=[warning for source in sources for warning in source.warnings],
     )
 

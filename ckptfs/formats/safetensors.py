@@ -23,10 +23,11 @@ from typing import Any
 
 from ckptfs.errors import CorruptHeader, UsageError
 from ckptfs.formats.extents import ExtentFile, file_of
-from ckptfs.formats.files import SourceFile, checked_shape, json_object, open_file, read_exactly
+from ckptfs.formats.files import checked_shape, json_object, open_file, read_exactly
 from ckptfs.formats.source import Item, Source
 from ckptfs.tensors.dtypes import BY_SAFETENSORS, DType
 from ckptfs.tensors.file_tensor import FileTensor
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
 
 MAX_HEADER = 100_000_000
@@ -46,7 +47,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> Source:
     """
     file = open_file(path)
     with ExitStack() as undo:
-        undo.callback(os.close, file.fd)
+        undo.callback(file.discard)
         start, header = _read_header(file)
         header.pop("__metadata__", None)
         ranges: list[tuple[int, int, str]] = []
@@ -54,11 +55,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> Source:
         for key, entry in header.items():
             dtype, shape, first, last = _entry(file, key, entry)
             ranges.append((first, last, key))
-            tensor = FileTensor(dtype, shape, file.fd, start + first, None, file.path, key)
+            tensor = FileTensor(dtype, shape, file, start + first, None, key)
             items[key] = Item(key, "tensor", tensor)
         _check_cover(file, ranges, file.size - start)
         undo.pop_all()
-    return Source(file.path, "safetensors", None, None, items, mtime_ns=file.mtime_ns, nbytes=file.size, fds=[file.fd])
+    return Source(file.path, "safetensors", None, None, items, mtime_ns=file.mtime_ns, nbytes=file.size, files=[file])
 
 
 def _read_header(file: SourceFile) -> tuple[int, dict[str, Any]]:

@@ -5,12 +5,17 @@ Shapes, dtypes and plain values are known when a source is open; tensor data is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Tensor
 
+MAX_CHECKED = 16
+"""Files that are looked at each time."""
+CHECK_S = 0.01
 Kind: TypeAlias = Literal["tensor", "array", "scalar", "string", "none", "object", "link"]
 
 
@@ -51,8 +56,8 @@ class Container:
 class Source:
     """An open checkpoint. Readers return one; nothing subclasses it.
 
-    *items* keeps the order of the state dict: the order of what is made from it depends on that. *fds* are the open
-    files that its tensors read from: they keep serving the same bytes when the name is deleted or replaced.
+    *items* keeps the order of the state dict: the order of what is made from it depends on that. *files* are those
+    that its tensors read from: they keep serving the same bytes when the name is deleted or replaced.
     """
 
     path: str
@@ -71,20 +76,36 @@ class Source:
     mtime_ns: int = 0
     nbytes: int = 0
     """Size of the source's files in bytes."""
-    fds: list[int] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What a user should know (ignored parts, refused objects), one line each."""
+    _checked: float = field(default=0.0, repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
         """Key to tensor, in order, without anything that is not a tensor."""
         return {k: i.tensor for k, i in self.items.items() if i.tensor is not None}
 
-    def close(self) -> None:
-        """Close the files. Tensors of this source must not be read any more."""
-        import os
+    @property
+    def closed(self) -> bool:
+        """Whether its tensors cannot be read any more."""
+        return any(file.closed for file in self.files)
 
-        while self.fds:
-            os.close(self.fds.pop())
+    def check(self) -> None:
+        """Raise `SourceChanged` when a file was written to since it was opened, `SourceClosed` after `close`.
+
+        One system call a file. A source of many files is looked at once in `CHECK_S`.
+        """
+        now = time.monotonic() if len(self.files) > MAX_CHECKED else 0.0
+        if now and now < self._checked + CHECK_S:
+            return
+        for file in self.files:
+            file.check()
+        self._checked = now
+
+    def close(self) -> None:
+        """Close the files: reading a tensor of this source raises `SourceClosed` from now on."""
+        for file in self.files:
+            file.close()
 
 
 def nearest_keys(key: str, keys: Sequence[str], n: int = 2) -> list[str]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from ckptfs.errors import CorruptHeader, UsageError
 from ckptfs.formats.extents import Body, ExtentFile, file_of
-from ckptfs.formats.files import SourceFile, read_exactly
+from ckptfs.formats.files import read_exactly
 from ckptfs.formats.sealed import Sealed, combine
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import nbytes
 
 ALIGNMENT = 64

@@ -11,7 +11,7 @@ import ctypes
 from array import array
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,13 @@ class Program(ctypes.Structure):
         return ctypes.addressof(self)
 
 
+class OpenFile(Protocol):
+    """A file to read from. A program keeps it: its descriptor stays valid as long as a program refers to it."""
+
+    @property
+    def fd(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
     """A matrix in chunks, as C reads it."""
@@ -72,12 +79,12 @@ def literal(data: bytes) -> Program:
     return _program(LITERAL, values, literal=values.ctypes.data)
 
 
-def file_bytes(fd: int, offset: int) -> Program:
+def file_bytes(file: OpenFile, offset: int) -> Program:
     """The bytes of a file from *offset* on."""
-    return _program(FILE, None, fd=fd, offset=offset, prefetch_nbytes=max_request(fd))
+    return _program(FILE, file, fd=file.fd, offset=offset, prefetch_nbytes=max_request(file.fd))
 
 
-def chunks(fd: int, grid: ChunkGrid, serial: int) -> Program | None:
+def chunks(file: OpenFile, grid: ChunkGrid, serial: int) -> Program | None:
     """A matrix in uncompressed chunks. *serial* identifies it in this process.
 
     None where a chunk's row is too large for the scratch memory in C.
@@ -88,8 +95,8 @@ def chunks(fd: int, grid: ChunkGrid, serial: int) -> Program | None:
     states = np.frombuffer(grid.states, np.uint8)
     return _program(
         CHUNKS,
-        (starts, offsets, states),
-        fd=fd,
+        (file, starts, offsets, states),
+        fd=file.fd,
         starts=starts.ctypes.data,
         offsets=offsets.ctypes.data,
         states=states.ctypes.data,
@@ -100,7 +107,7 @@ def chunks(fd: int, grid: ChunkGrid, serial: int) -> Program | None:
         chunk_nbytes=grid.chunk_rows * grid.chunk_row_nbytes,
         row_nbytes=grid.row_nbytes,
         serial=serial,
-        prefetch_nbytes=max_request(fd),
+        prefetch_nbytes=max_request(file.fd),
     )
 
 

@@ -5,7 +5,6 @@ Files are not memory-mapped: a file that shrinks while it is mounted must give a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from ckptfs.native import program
 from ckptfs.native.program import Program
 from ckptfs.native.scratch import scratch
 from ckptfs.tensors.dtypes import DType
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Elements, Shape, n_cols
 
 PIECE = 4 << 20
@@ -59,14 +59,13 @@ class FileTensor:
 
     dtype: DType
     shape: Shape
-    fd: int
+    file: SourceFile
     offset: int
     """Byte position of the first element."""
     strides: Shape | None
     """In elements, none negative; None for C order."""
-    path: str
-    """The file and the key are for error messages."""
     key: str
+    """For error messages."""
 
     @property
     def preferred_block(self) -> tuple[int, int]:
@@ -93,7 +92,7 @@ class FileTensor:
             _gather(self, row, col, out)
 
     def program(self) -> Program | None:
-        return program.file_bytes(self.fd, self.offset) if self.strides is None else None
+        return program.file_bytes(self.file, self.offset) if self.strides is None else None
 
 
 def _column_major(tensor: FileTensor) -> bool:
@@ -172,13 +171,13 @@ def _column_offsets(tensor: FileTensor, col: int, width: int) -> npt.NDArray[np.
 
 def _fill(tensor: FileTensor, offset: int, out: npt.NDArray[Any]) -> None:
     """Fill a contiguous array with the file's bytes from *offset* on."""
-    done = os.preadv(tensor.fd, [out.data], offset)
+    done = tensor.file.read_into(out.data, offset)
     if done == out.nbytes:
         return
     rest = out.reshape(-1).view(np.uint8).data
     while done < len(rest):  # a signal, or 2 GiB at once
-        got = os.preadv(tensor.fd, [rest[done:]], offset + done)
+        got = tensor.file.read_into(rest[done:], offset + done)
         if got == 0:
             what = "the file ends here: it became shorter after it was opened"
-            raise CorruptChunk(tensor.path, tensor.key, offset + done, what)
+            raise CorruptChunk(tensor.file.path, tensor.key, offset + done, what)
         done += got

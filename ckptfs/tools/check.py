@@ -6,7 +6,6 @@ every damaged chunk is named, and the rest is known to be good.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ckptfs.errors import CkptfsError, CorruptChunk
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.source import Source
 from ckptfs.formats.zip import damaged_records, is_zip
 from ckptfs.tensors.file_tensor import FileTensor
@@ -203,10 +201,9 @@ def check_layers(report: Report, keys: Iterable[str], config: Mapping[str, Any])
 def check_sums(report: Report, source: Source) -> None:
     """Compare the checksums in zip files with the data; torch writes 0 where it leaves one out."""
     stored = [t for t in source.tensors().values() if isinstance(t, FileTensor)]
-    for fd in source.fds:
-        mine = [t for t in stored if t.fd == fd]
-        file = SourceFile(mine[0].path if mine else source.path, fd, os.fstat(fd).st_size, 0)
-        if not is_zip(os.pread(fd, 4, 0)):
+    for file in source.files:
+        mine = [t for t in stored if t.file is file]
+        if not is_zip(file.read(4, 0)):
             continue
         for record, start in damaged_records(file):
             keys: list[str | None] = [t.key for t in mine if start <= t.offset < start + record.nbytes]

@@ -97,7 +97,7 @@ def test_hdf5_behind_a_user_block(tmp_path: Path, at: int) -> None:
     (tmp_path / "x").write_bytes(bytes(at) + b"\x89HDF\r\n\x1a\n")
     file = open_file(tmp_path / "x")
     assert has_hdf5_signature(file)
-    os.close(file.fd)
+    file.close()
 
 
 @pytest.mark.parametrize("at", [1, 256, 513, 1536])

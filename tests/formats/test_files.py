@@ -17,6 +17,7 @@ from ckptfs.formats.files import json_object, open_file, read_exactly
 from ckptfs.tensors import file_tensor
 from ckptfs.tensors.dtypes import DTYPES
 from ckptfs.tensors.file_tensor import FileTensor, extent, in_c_order
+from ckptfs.tensors.source_file import SourceFile
 
 N = 4000
 DATA = np.random.default_rng(0).integers(0, 1 << 32, N, np.uint32)
@@ -31,8 +32,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def tensor_of(path: Path, fd: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, at: int = 0) -> FileTensor:
-    return FileTensor(DTYPES["float32"], shape, fd, OFFSET + 4 * at, strides, str(path), "key")
+def tensor_of(file: SourceFile, shape: tuple[int, ...], strides: tuple[int, ...] | None, at: int = 0) -> FileTensor:
+    return FileTensor(DTYPES["float32"], shape, file, OFFSET + 4 * at, strides, "key")
 
 
 def matrix(shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> npt.NDArray[np.uint32]:
@@ -67,8 +68,8 @@ def test_any_block_of_any_view(path: Path, view: Any, data: st.DataObject, piece
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_tensor, "PIECE", piece)
         patch.setattr(file_tensor, "MAX_GAP", gap)
-        tensor_of(path, file.fd, shape, None if in_c_order(shape, strides) else strides, at).read_block(row, col, out)
-    os.close(file.fd)
+        tensor_of(file, shape, None if in_c_order(shape, strides) else strides, at).read_block(row, col, out)
+    file.close()
     assert np.array_equal(out, whole[row : row + n, col : col + width])
 
 
@@ -83,8 +84,8 @@ def test_whole_rows_are_one_read_into_the_callers_buffer(path: Path, monkeypatch
 
     monkeypatch.setattr(os, "preadv", counted)
     out = np.zeros((5, 20), np.uint32)
-    tensor_of(path, file.fd, (40, 20), None).read_block(3, 0, out)
-    os.close(file.fd)
+    tensor_of(file, (40, 20), None).read_block(3, 0, out)
+    file.close()
     assert calls == [(OFFSET + 4 * 60, 400)]
     assert np.array_equal(out, DATA[60:160].reshape(5, 20))
 
@@ -103,8 +104,8 @@ def test_narrow_columns_of_long_rows_leave_the_rest_alone(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "preadv", counted)
     out = np.zeros((10, 50), np.uint32)
-    FileTensor(DTYPES["float32"], (10, 100_000), file.fd, 0, None, "p", "k").read_block(0, 777, out)
-    os.close(file.fd)
+    FileTensor(DTYPES["float32"], (10, 100_000), file, 0, None, "k").read_block(0, 777, out)
+    file.close()
     assert np.array_equal(out, rows[:, 777:827])
     assert n_bytes == out.nbytes
 
@@ -114,12 +115,12 @@ def test_a_file_that_shrank_gives_an_error(tmp_path: Path, shape: tuple[int, ...
     short = tmp_path / "short"
     short.write_bytes(b"x" * OFFSET + DATA.tobytes())
     file = open_file(short)
-    tensor = tensor_of(short, file.fd, shape, strides)
+    tensor = tensor_of(file, shape, strides)
     os.truncate(short, OFFSET + 200)
     out = np.zeros((shape[0], int(np.prod(shape[1:]))), np.uint32)
     with pytest.raises(CorruptChunk) as caught:
         tensor.read_block(0, 0, out)
-    os.close(file.fd)
+    file.close()
     assert (caught.value.key, caught.value.offset, caught.value.path) == ("key", OFFSET + 200, str(short))
 
 
@@ -130,14 +131,15 @@ def test_every_element_size(tmp_path: Path, name: str) -> None:
     (tmp_path / "x").write_bytes(data)
     file = open_file(tmp_path / "x")
     out = np.zeros((3, 2), dtype.storage_dtype)
-    FileTensor(dtype, (3, 4), file.fd, 0, None, "p", "k").read_block(0, 1, out)
-    os.close(file.fd)
+    FileTensor(dtype, (3, 4), file, 0, None, "k").read_block(0, 1, out)
+    file.close()
     size = dtype.itemsize
     assert out.tobytes() == b"".join(data[(4 * i + 1) * size : (4 * i + 3) * size] for i in range(3))
 
 
-def test_grain_follows_the_order_in_the_file() -> None:
-    make = lambda shape, strides: FileTensor(DTYPES["float32"], shape, -1, 0, strides, "p", "k")  # noqa: E731
+def test_grain_follows_the_order_in_the_file(path: Path) -> None:
+    file = open_file(path)
+    make = lambda shape, strides: FileTensor(DTYPES["float32"], shape, file, 0, strides, "k")  # noqa: E731
     assert make((500, 300), None).preferred_block == (1, 300)
     assert make((500, 300), (1, 500)).preferred_block == (500, 1)
     assert make((), None).preferred_block == (1, 1)
@@ -168,7 +170,7 @@ def test_reads_past_the_end_allocate_nothing(path: Path) -> None:
         read_exactly(file, 0, 1 << 60, "the header")
     with pytest.raises(CorruptHeader, match="past the end"):
         read_exactly(file, -1, 1, "the header")
-    os.close(file.fd)
+    file.close()
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1, "a": 2}', b"[1]", b"{", b"\xff{}", b'{"a":' + b"[" * 100_000])

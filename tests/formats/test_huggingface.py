@@ -44,9 +44,11 @@ def test_shards_in_the_order_of_the_index(sharded: Path) -> None:
     files = [sharded / f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert source.nbytes == sum(file.stat().st_size for file in files)
     assert source.mtime_ns == max(file.stat().st_mtime_ns for file in files)
-    assert len(source.fds) == 2
-    before = n_fds()
+    assert len(source.files) == 2
+    before, numbers = n_fds(), [file.fd for file in source.files]
     source.close()
+    assert [os.readlink(f"/proc/self/fd/{number}") for number in numbers] == ["/", "/"]
+    del source
     assert n_fds() == before - 2
 
 

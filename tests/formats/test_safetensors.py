@@ -42,7 +42,7 @@ def test_reads_what_the_reference_writes(tmp_path: Path) -> None:
         assert to_bytes(tensor) == bytes_of(state[key]), key
     status = path.stat()
     assert (source.format, source.nbytes, source.mtime_ns) == ("safetensors", status.st_size, status.st_mtime_ns)
-    assert len(source.fds) == 1
+    assert len(source.files) == 1
     source.close()
 
 

@@ -49,7 +49,7 @@ def test_what_was_written_is_read_and_aligned(tmp_path: Path) -> None:
     assert list(places) == ["a", "folder/b", "empty"]
     assert not any(place % ALIGNMENT for place in places.values())
     assert os.pread(file.fd, 101, places["folder/b"]) == b"y" * 100 + b"z"
-    os.close(file.fd)
+    file.close()
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
@@ -61,7 +61,7 @@ def test_damaged_records_are_named(tmp_path: Path, victim: str) -> None:
     path.write_bytes(data)
     file = open_file(path)
     assert [(record.name, start) for record, start in damaged_records(file)] == [(victim, at)]
-    os.close(file.fd)
+    file.close()
 
 
 @pytest.mark.parametrize("name", ["\ud800", "x" * 65_536])

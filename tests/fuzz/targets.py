@@ -24,7 +24,7 @@ import numpy as np
 from ckptfs.errors import CkptfsError, CorruptChunk, CorruptHeader
 from ckptfs.formats.cerebras.reader import open_h5
 from ckptfs.formats.detect import open_source
-from ckptfs.formats.files import SourceFile, open_file
+from ckptfs.formats.files import open_file
 from ckptfs.formats.hdf5 import filters as h5_filters
 from ckptfs.formats.hdf5 import index as h5_index
 from ckptfs.formats.hdf5 import index_worker
@@ -37,6 +37,7 @@ from ckptfs.formats.torch.state import state_of
 from ckptfs.formats.torch.unpickler import unpickle
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.ranges import read_into
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Tensor, nbytes
 from ckptfs.vfs.views import build
 from tests.formats.hdf5.h5_files import tensors_of
@@ -154,7 +155,7 @@ def _feed_child(data: bytes, folder: Path) -> None:
 def _feed_library(data: bytes, folder: Path) -> None:
     """All metadata through libhdf5, in a child."""
     index = h5_index.read_index(_written(folder, data), library=True)
-    os.close(index.file.fd)
+    index.file.close()
 
 
 @cache
@@ -163,7 +164,7 @@ def _answers() -> list[Any]:
     for path in corpus.hdf5_paths():
         file = open_file(path)
         answer = index_worker.answer(file.fd, file.path, sys.path, None, False)
-        os.close(file.fd)
+        file.close()
         if "error" not in answer:
             found.append((path.name, json.loads(json.dumps(answer))))
     return found
@@ -258,8 +259,8 @@ def _make_pickle(rng: Random) -> bytes:
 
 def _feed_pickle(data: bytes, folder: Path) -> None:
     found = unpickle(data, "input")
-    file = SourceFile("input", 0, 0, 0)
-    state_of(found.value, file, lambda storage: 0)
+    with _written(folder, data).open("rb") as file:
+        state_of(found.value, SourceFile("input", os.dup(file.fileno())), lambda storage: 0)
 
 
 def _make_zip(rng: Random) -> bytes:

@@ -200,9 +200,8 @@ def constant_item(reading: Reading, key: str, fields: Fields) -> Item:
     if not isinstance(value, (bool, int, float)):
         return refused(key, f"its fill value is a {type(value).__name__}")
     element = np.array(value).astype(dtype.numpy) if isinstance(value, float) else np.array(value, dtype.numpy)
-    return Item(
-        key, "tensor", tensor=ConstantTensor(dtype, checked_shape(fields["shape"], dtype.itemsize), element.tobytes())
-    )
+    shape = checked_shape(fields["shape"], dtype.itemsize)
+    return Item(key, "tensor", tensor=ConstantTensor(dtype, shape, element.tobytes(), reading.index.file))
 
 
 def tied(reading: Reading, key: str) -> Item:

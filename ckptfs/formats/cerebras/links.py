@@ -12,13 +12,14 @@ from typing import Any
 
 from ckptfs.errors import CkptfsError
 from ckptfs.formats.cerebras import items, legacy
-from ckptfs.formats.files import SourceFile, checked_shape, open_file
+from ckptfs.formats.files import checked_shape, open_file
 from ckptfs.formats.hdf5.index import Index, read_index
 from ckptfs.formats.safetensors import open_safetensors
 from ckptfs.formats.source import Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DTYPES
 from ckptfs.tensors.file_tensor import FileTensor
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import n_elements
 
 
@@ -30,7 +31,7 @@ class Links:
     """The checkpoint; relative links start in its folder."""
     anywhere: bool
     cache: TileCache
-    fds: list[int] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
     opened: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def follow(self, key: str, fields: Mapping[str, Any]) -> Item:
@@ -64,21 +65,21 @@ class Links:
         found: Index | None = self.opened.get(("h5", place))
         if found is None:
             found = self.opened["h5", place] = read_index(place)
-            self.fds.append(found.file.fd)
+            self.files.append(found.file)
         return found
 
     def safetensors(self, place: str) -> Source:
         found: Source | None = self.opened.get(("safetensors", place))
         if found is None:
             found = self.opened["safetensors", place] = open_safetensors(place)
-            self.fds.extend(found.fds)
+            self.files.extend(found.files)
         return found
 
     def raw(self, place: str) -> SourceFile:
         found: SourceFile | None = self.opened.get(("raw", place))
         if found is None:
             found = self.opened["raw", place] = open_file(place)
-            self.fds.append(found.fd)
+            self.files.append(found)
         return found
 
 
@@ -109,7 +110,7 @@ def _file_item(links: Links, key: str, place: str, fields: Mapping[str, Any]) ->
     file = links.raw(place)
     if n_elements(shape) * dtype.itemsize > file.size:
         return Item(key, "link", reason=f"{place} is too short ({file.size} bytes) for its shape {shape}")
-    return Item(key, "tensor", tensor=FileTensor(dtype, shape, file.fd, 0, None, file.path, key))
+    return Item(key, "tensor", tensor=FileTensor(dtype, shape, file, 0, None, key))
 
 
 _READERS = {

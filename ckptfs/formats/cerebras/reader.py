@@ -67,14 +67,14 @@ def open_h5(path: str | os.PathLike[str], cache: TileCache, *, follow_links: boo
         metadata=_trainer_metadata(tree, reading.items),
         mtime_ns=index.file.mtime_ns,
         nbytes=index.file.size,
-        fds=[index.file.fd, *links.fds],
+        files=[index.file, *links.files],
         warnings=warnings,
     )
 
 
 def _close(index: Index, links: Links) -> None:
-    for fd in (index.file.fd, *links.fds):
-        os.close(fd)
+    for file in (index.file, *links.files):
+        file.discard()
 
 
 def _version(index: Index) -> float:

@@ -8,7 +8,6 @@ level 0 and of a node below otherwise. (HDF5 File Format Specification, III.A.1.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5.chunk_table import ChunkTable, chunk_grid
 from ckptfs.native.prefetch import prefetch
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Shape
 
 _HEAD = 24
@@ -66,12 +65,12 @@ def _node(file: SourceFile, offset: int, leaf: np.dtype[Any]) -> tuple[int, npt.
     """(level, entries) of the node at *offset*, None where there is none."""
     if offset + _HEAD > file.size:
         return None
-    data = os.pread(file.fd, _HEAD + _USUAL_CHILDREN * leaf.itemsize, offset)
+    data = file.read(_HEAD + _USUAL_CHILDREN * leaf.itemsize, offset)
     if len(data) < _HEAD or data[:5] != b"TREE\1":
         return None
     count = int.from_bytes(data[6:8], "little")
     if len(data) < _HEAD + count * leaf.itemsize:
-        data = os.pread(file.fd, _HEAD + count * leaf.itemsize, offset)
+        data = file.read(_HEAD + count * leaf.itemsize, offset)
     if len(data) < _HEAD + count * leaf.itemsize:
         return None
     return data[5], np.frombuffer(data, leaf, count, _HEAD)

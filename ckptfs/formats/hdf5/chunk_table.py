@@ -6,7 +6,6 @@ Chunks form a grid. A *grid row* is a row of that grid: the chunks side by side 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5.filters import LZ4, LZ4_HEAD
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DType
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Shape
 
 UNKNOWN, UNCOMPRESSED, ENCODED, MISSING = range(4)
@@ -81,9 +80,9 @@ class ChunkPlan:
 
     def read_exactly(self, out: memoryview, offset: int) -> None:
         """Fill *out* with the file's bytes from *offset* on; `CorruptChunk` where the file ends."""
-        done = os.preadv(self.file.fd, [out], offset)
+        done = self.file.read_into(out, offset)
         while done < len(out):
-            n = os.preadv(self.file.fd, [out[done:]], offset + done)
+            n = self.file.read_into(out[done:], offset + done)
             if n == 0:
                 raise self.truncated(offset + done)
             done += n

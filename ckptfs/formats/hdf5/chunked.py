@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import CorruptChunk
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5 import chunks_lz4, chunks_uncompressed
 from ckptfs.formats.hdf5 import filters as h5_filters
 from ckptfs.formats.hdf5.chunk_table import (
@@ -38,6 +37,7 @@ from ckptfs.native.scratch import scratch
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DType
 from ckptfs.tensors.ranges import read_blocks
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Elements, Shape, n_cols
 
 MAX_DECODED = 256 << 20
@@ -46,6 +46,22 @@ Range = tuple[int, int]
 """(start, stop) on one axis."""
 
 _Array = npt.NDArray[Any]
+
+
+class _OfOpenFile:
+    """A read: refused when the file is closed, also where the cache could answer, and when it is closed meanwhile."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        self._file.fail_if_closed()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, OSError):
+            self._file.fail_if_closed()
 
 
 @dataclass(slots=True)
@@ -85,7 +101,8 @@ class ChunkedTensor:
             return
         plan = self._plan or self._make_plan()
         cols = n_cols(self.shape)
-        with self._prefetching(row * cols + col, out.size if 2 * out.shape[1] > cols else 0):
+        n = out.size if 2 * out.shape[1] > cols else 0
+        with _OfOpenFile(self.file), self._prefetching(row * cols + col, n):
             if self._is_tiled and col % self.chunk[1] == 0 and (col + out.shape[1]) % self.chunk[1] in (0, self._rest):
                 self._read_whole_columns(plan, row, col, out)
             elif not (self._is_tiled and chunks_lz4.fill_block(plan, row, col, out)):
@@ -96,7 +113,7 @@ class ChunkedTensor:
             read_blocks(self, start, out)
             return
         plan = self._plan or self._make_plan()
-        with self._prefetching(start, out.size):
+        with _OfOpenFile(self.file), self._prefetching(start, out.size):
             self._read_range(plan, start, out)
 
     def _read_range(self, plan: ChunkPlan, start: int, out: _Array) -> None:
@@ -122,7 +139,7 @@ class ChunkedTensor:
             return False
         plan = self._plan or self._make_plan()
         chunk_cols, done = self.chunk[1], 0
-        with self._prefetching_columns(col, len(out)):
+        with _OfOpenFile(self.file), self._prefetching_columns(col, len(out)):
             while done < len(out):
                 n = min(len(out) - done, chunk_cols - (col + done) % chunk_cols)
                 if not chunks_uncompressed.fill_transposed(plan, row, col + done, out[done : done + n]):
@@ -138,7 +155,7 @@ class ChunkedTensor:
         chunk_rows, chunk_cols = self.chunk if len(self.shape) == 2 else (1, self.chunk[0])
         sizes = plan.grid_cols, chunk_rows, chunk_cols * itemsize, self.shape[-1] * itemsize
         grid = program.ChunkGrid(plan.starts, plan.table.offsets, plan.states, *sizes)
-        return program.chunks(self.file.fd, grid, self.serial)
+        return program.chunks(self.file, grid, self.serial)
 
     def prepare(self) -> None:
         if self._plan is None:
@@ -204,7 +221,10 @@ class ChunkedTensor:
 
     def _make_plan(self) -> ChunkPlan:
         """Without a lock: two threads may make the same plan, and a child process waits for no thread of its parent."""
-        table, nbytes = self.load(), decoded_nbytes(self.chunk, self.dtype)
+        try:
+            table, nbytes = self.load(), decoded_nbytes(self.chunk, self.dtype)
+        finally:
+            self.file.check()  # a file that was written to may have any table, or one that only looks damaged
         states, starts, only_lz4 = initial_states(table, self.filters, nbytes)
         self._plan = plan = ChunkPlan(
             file=self.file,

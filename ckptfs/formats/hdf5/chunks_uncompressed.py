@@ -6,7 +6,6 @@ The functions that fill an output return False where a chunk is not uncompressed
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +50,7 @@ def _classify(plan: ChunkPlan, chunks: slice) -> None:
 
 def _state_of(plan: ChunkPlan, i: int) -> int:
     """The state of an LZ4 chunk that has the size of an uncompressed one."""
-    head = os.pread(plan.file.fd, filters.LZ4_HEAD, int(plan.table.offsets[i]))
+    head = plan.file.read(filters.LZ4_HEAD, int(plan.table.offsets[i]))
     if len(head) < filters.LZ4_HEAD:
         raise plan.truncated(int(plan.table.offsets[i]))
     return UNCOMPRESSED if filters.is_uncompressed(head, plan.chunk_nbytes) else ENCODED

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from ckptfs.errors import CorruptChunk, CorruptHeader
-from ckptfs.formats.files import SourceFile, checked_shape
+from ckptfs.formats.files import checked_shape
 from ckptfs.formats.hdf5.btree import listed_chunks, read_tree
 from ckptfs.formats.hdf5.chunk_table import ChunkTable
 from ckptfs.formats.hdf5.chunked import ChunkedTensor
@@ -17,6 +17,7 @@ from ckptfs.native.scratch import borrow
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import BY_NUMPY, DTYPES, DType
 from ckptfs.tensors.file_tensor import FileTensor
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Elements, FromSource, Shape, Tensor, n_elements, nbytes
 
 _MAX_DIM = (1 << 32) - 1
@@ -30,12 +31,15 @@ class ConstantTensor:
     dtype: DType
     shape: Shape
     element: bytes
+    file: SourceFile
+    """The file that says so: once it is closed, this cannot be read either."""
 
     @property
     def preferred_block(self) -> tuple[int, int]:
         return 1, 1
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
+        self.file.fail_if_closed()
         out[...] = np.frombuffer(self.element, self.dtype.storage_dtype)[0]
 
 
@@ -46,12 +50,15 @@ class InlineTensor:
     dtype: DType
     shape: Shape
     data: bytes
+    file: SourceFile
+    """As `ConstantTensor.file`."""
 
     @property
     def preferred_block(self) -> tuple[int, int]:
         return 1, 1
 
     def read_block(self, row: int, col: int, out: Elements) -> None:
+        self.file.fail_if_closed()
         rows = self.shape[0] if self.shape else 1
         words = np.frombuffer(self.data, self.dtype.storage_dtype).reshape(rows, -1)
         out[...] = words[row : row + out.shape[0], col : col + out.shape[1]]
@@ -118,9 +125,9 @@ def at_address(tensor: Tensor, index: Index, name: str, address: object) -> Tens
     None where `make_tensor` has to make it.
     """
     if type(tensor) is ConstantTensor and address is None:
-        return ConstantTensor(tensor.dtype, tensor.shape, tensor.element)
+        return ConstantTensor(tensor.dtype, tensor.shape, tensor.element, tensor.file)
     if type(tensor) is FileTensor and type(address) is int and 0 <= address <= index.file.size - nbytes(tensor):
-        return FileTensor(tensor.dtype, tensor.shape, tensor.fd, address, None, tensor.path, name)
+        return FileTensor(tensor.dtype, tensor.shape, tensor.file, address, None, name)
     if type(tensor) is not ChunkedTensor or type(address) is not int or not -1 <= address < 1 << 64:
         return None
     shape, chunk = tensor.shape, tensor.chunk
@@ -144,11 +151,11 @@ def _in_layout(
         load = partial(_load_chunks, index.file, index.base, name, shape, where, rest)
         return ChunkedTensor(dtype, shape, index.file, name, where, found.filters, fill, load, cache, index.decoder)
     if kind == "compact" and len(where) == size:
-        return InlineTensor(dtype, shape, where)
+        return InlineTensor(dtype, shape, where, index.file)
     if kind == "contiguous" and where is None:
-        return ConstantTensor(dtype, shape, fill)
+        return ConstantTensor(dtype, shape, fill, index.file)
     if kind == "contiguous" and rest == size and type(where) is int and 0 <= where <= index.file.size - size:
-        return FileTensor(dtype, shape, index.file.fd, where, None, index.file.path, name)
+        return FileTensor(dtype, shape, index.file, where, None, name)
     raise CorruptHeader(index.file.path, f"{name}: its data ({size} bytes) do not lie inside the file")
 
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.errors import MissingCodec, SourceError
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5.workers import child_command
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Shape
 
 TIMEOUT_SECONDS = 60.0
@@ -58,6 +58,7 @@ class Decoder:
         Elements outside of the dataset are zero. ValueError when it cannot be decoded, `MissingCodec` when a filter
         is not installed.
         """
+        self.file.fail_if_closed()
         request = json.dumps({"name": name, "start": start, "shape": shape, "filters": filters}).encode()
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             try:
@@ -102,6 +103,7 @@ class Decoder:
             self._child = _start(self.file)
             self._owner = os.getpid()
             self._end = weakref.finalize(self, _end, self._child, self._owner)
+            self.file.at_close(self._end)  # the child holds the file, too
         return self._child
 
     def _stop(self) -> None:

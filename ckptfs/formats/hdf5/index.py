@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.errors import CorruptHeader, SourceError
-from ckptfs.formats.files import SourceFile, open_file
+from ckptfs.formats.files import open_file
 from ckptfs.formats.hdf5.decoder import Decoder
 from ckptfs.formats.hdf5.workers import claim_early_worker, start
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Shape
 
 TIMEOUT_SECONDS = 600
@@ -119,7 +120,7 @@ def object_path(name: str) -> str:
 
 
 def read_index(path: str | os.PathLike[str], *, library: bool = False, early: Early | None = None) -> Index:
-    """Open *path* and index it. The caller closes ``file.fd``.
+    """Open *path* and index it. The caller closes ``file``.
 
     *early* is called with the root attributes that describe the file as soon as they are known, while the rest is
     read; they are not checked then.
@@ -138,10 +139,10 @@ def read_index(path: str | os.PathLike[str], *, library: bool = False, early: Ea
         records = [_object(file.path, "a dataset", raw) for raw in lists[1]]
         return Index(file, answer["base"], maps[0], maps[1], lists[0], maps[2], records, Decoder(file))
     except KeyError as error:
-        os.close(file.fd)
+        file.discard()
         raise CorruptHeader(file.path, "the indexing process gave an invalid answer, or died half way") from error
     except SourceError:
-        os.close(file.fd)
+        file.discard()
         raise
 
 
@@ -188,7 +189,7 @@ def _text(file: SourceFile, value: Any) -> Any:
     start, n = value.get("at", -1), value.get("nbytes", -1)
     if not (_is_size(start) and _is_size(n) and 0 <= start <= start + n <= file.size):
         raise CorruptHeader(file.path, "the indexing process gave an invalid answer")
-    data = os.pread(file.fd, n, start)
+    data = file.read(n, start)
     if len(data) < n:
         raise CorruptHeader(file.path, "its metadata cannot be read: the file became shorter")
     return data.decode(errors="surrogateescape")

@@ -11,11 +11,12 @@ import os
 from contextlib import ExitStack
 
 from ckptfs.errors import CorruptHeader, UnknownFormat
-from ckptfs.formats.files import SourceFile, open_file, read_exactly
+from ckptfs.formats.files import open_file, read_exactly
 from ckptfs.formats.source import Source
 from ckptfs.formats.torch.globals import Box, Storage
 from ckptfs.formats.torch.state import state_of
 from ckptfs.formats.torch.unpickler import MAX_PICKLE, Pickle, unpickle
+from ckptfs.tensors.source_file import SourceFile
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -31,14 +32,14 @@ def open_torch_legacy(path: str | os.PathLike[str]) -> Source:
     """Open a checkpoint in torch's format before 1.6. Items and errors are those of `reader.open_torch`."""
     file = open_file(path)
     with ExitStack() as undo:
-        undo.callback(os.close, file.fd)
+        undo.callback(file.discard)
         state, names, stop = _pickles(file)
         offsets = _storage_offsets(file, state, names, stop)
         items, tree = state_of(state.value, file, lambda storage: offsets[storage.name])
         undo.pop_all()
     return Source(
         file.path, "torch-legacy", str(PROTOCOL), None, items, tree,
-        mtime_ns=file.mtime_ns, nbytes=file.size, fds=[file.fd],
+        mtime_ns=file.mtime_ns, nbytes=file.size, files=[file],
     )  # fmt: skip
 
 

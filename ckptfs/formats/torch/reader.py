@@ -32,7 +32,7 @@ def open_torch(path: str | os.PathLike[str]) -> Source:
     """
     file = open_file(path)
     with ExitStack() as undo:
-        undo.callback(os.close, file.fd)
+        undo.callback(file.discard)
         archive = read_directory(file)
         prefix = next(iter(archive.records), "").partition("/")[0]
         if f"{prefix}/data.pkl" not in archive.records:
@@ -44,7 +44,7 @@ def open_torch(path: str | os.PathLike[str]) -> Source:
         version = read_text(archive, f"{prefix}/version")
         undo.pop_all()
     return Source(
-        file.path, "torch-zip", version, None, items, tree, mtime_ns=file.mtime_ns, nbytes=file.size, fds=[file.fd]
+        file.path, "torch-zip", version, None, items, tree, mtime_ns=file.mtime_ns, nbytes=file.size, files=[file]
     )
 
 

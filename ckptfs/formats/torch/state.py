@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckptfs.errors import CorruptHeader, SourceError
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.source import Container, Item
 from ckptfs.formats.torch.globals import Box, Global, Opaque, Storage, StoredTensor
 from ckptfs.tensors.file_tensor import FileTensor, in_c_order
+from ckptfs.tensors.source_file import SourceFile
 
 MAX_DEPTH = 100
 MAX_ENTRIES = 1_000_000
@@ -106,7 +106,7 @@ def _item(walk: _Walk, key: str, value: object) -> Item:
 def _tensor(walk: _Walk, key: str, view: StoredTensor) -> FileTensor:
     offset = walk.locate(view.storage) + view.offset * view.dtype.itemsize
     strides = None if in_c_order(view.shape, view.strides) else view.strides
-    return FileTensor(view.dtype, view.shape, walk.file.fd, offset, strides, walk.file.path, key)
+    return FileTensor(view.dtype, view.shape, walk.file, offset, strides, key)
 
 
 def _class_name(value: object) -> str:

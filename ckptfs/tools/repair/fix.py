@@ -15,11 +15,12 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from ckptfs.errors import CorruptHeader, SourceError, UsageError, WriteError
-from ckptfs.formats.files import SourceFile, open_file, read_exactly
+from ckptfs.formats.files import open_file, read_exactly
 from ckptfs.formats.hdf5.dataset import make_tensor, stored_dtype
 from ckptfs.formats.hdf5.index import Index, read_index
 from ckptfs.formats.hdf5.workers import child_command
 from ckptfs.tensors.cache import shared
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import n_elements
 from ckptfs.tools.repair.rules import STEP, aliases, last_epochs
 from ckptfs.tools.repair.spec import fixed_spec
@@ -67,7 +68,7 @@ def plan_fix(path: str) -> Fix:
             index.file.size,
         )
     finally:
-        os.close(index.file.fd)
+        index.file.discard()
 
 
 def _old_spec(index: Index) -> str:
@@ -104,7 +105,7 @@ def write_fixed(fix: Fix, target: str, *, force: bool = False, progress: Progres
         with new_file(target, force=force) as output:
             _change(fix, source, output, progress)
     finally:
-        os.close(source.fd)
+        source.discard()
 
 
 def fix_in_place(fix: Fix, *, progress: Progress | None = None) -> None:
@@ -124,7 +125,7 @@ def fix_in_place(fix: Fix, *, progress: Progress | None = None) -> None:
             _change(fix, None, output, None)
             os.fchmod(output.fd, status.st_mode & 0o7777)
     finally:
-        os.close(source.fd)
+        source.discard()
 
 
 def _copy(source: SourceFile, output: Output, progress: Progress | None) -> None:

@@ -207,7 +207,7 @@ def test_damaged_chunks(name: str) -> None:
 def test_links_inside_the_folder(name: str) -> None:
     source = damaged(name)
     assert hashlib.sha256(to_bytes(source.tensors()["model.w"])).hexdigest() == GOOD["model.w"]
-    assert len(source.fds) == 2
+    assert len(source.files) == 2
     source.close()
 
 

@@ -319,7 +319,7 @@ def test_our_reader_needs_no_libhdf5_for_it(tmp_path: Path) -> None:
     index = read_index(path)
     assert index.objects
     assert all(isinstance(found, list) for found in index.objects.values())
-    Source(str(path), "hdf5", None, None, {}, fds=[index.file.fd]).close()
+    Source(str(path), "hdf5", None, None, {}, files=[index.file]).close()
 
 
 def test_many_keys_take_linear_time() -> None:

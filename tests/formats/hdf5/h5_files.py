@@ -25,7 +25,7 @@ LEAF = {"type": None, "context": None, "children_spec": []}
 def tensors_of(path: Path, cache: TileCache | None = None) -> Iterator[dict[str, Tensor]]:
     """Name to tensor for each numeric dataset of any HDF5 file."""
     index = read_index(path)
-    source = Source(str(path), "hdf5", None, None, {}, fds=[index.file.fd])
+    source = Source(str(path), "hdf5", None, None, {}, files=[index.file])
     found = {}
     for name in index.objects:
         entry = index.get(name)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptfs.errors import CorruptChunk
+from ckptfs.errors import CorruptChunk, SourceChanged
 from ckptfs.formats.hdf5 import chunks_uncompressed
 from ckptfs.formats.hdf5.chunked import boxes
 from ckptfs.native import library
@@ -294,11 +294,25 @@ def test_threads_share_a_tensor(file: Path) -> None:
 def test_truncated_after_opening(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "short.h5"
     path.write_bytes(file.read_bytes())
+    names = "uncompressed", "encoded", "contiguous", "cube"
     with tensors_of(path) as tensors:
+        for name in names:
+            to_bytes(tensors[name])
         os.truncate(path, 5000)
-        for name in ("uncompressed", "encoded", "contiguous", "cube"):
+        for name in names:
             with pytest.raises(CorruptChunk, match=name):
                 to_bytes(tensors[name])
+
+
+def test_a_file_that_changed_has_no_chunk_table(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.h5"
+    path.write_bytes(file.read_bytes())
+    with tensors_of(path) as tensors:
+        path.write_bytes(file.read_bytes())  # the same bytes, later
+        with pytest.raises(SourceChanged, match=r"other\.h5: was written to after it was opened"):
+            to_bytes(tensors["uncompressed"])
+        with pytest.raises(SourceChanged):  # none of its tensors can be read from now on
+            to_bytes(tensors["contiguous"])
 
 
 def test_deleted_file_stays_readable(file: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 from ckptfs.errors import CkptfsError, CorruptHeader
 from ckptfs.formats.cerebras import reader
 from ckptfs.formats.cerebras.reader import open_h5
-from ckptfs.formats.files import SourceFile
 from ckptfs.formats.hdf5 import index as h5_index
 from ckptfs.formats.hdf5 import index_worker, object_headers, superblock, workers
 from ckptfs.formats.hdf5.dataset import at_address
@@ -25,6 +24,7 @@ from ckptfs.formats.hdf5.index import object_path, read_index
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.file_tensor import FileTensor
 from ckptfs.tensors.ranges import to_bytes, to_numpy
+from ckptfs.tensors.source_file import SourceFile
 from tests.formats.hdf5.h5_files import DATA, scalar, write_checkpoint
 
 FILES = sorted([*(DATA / "v05").rglob("*.mdl"), *(DATA / "h5" / "damaged").glob("*.mdl")])
@@ -225,7 +225,7 @@ def test_texts_of_any_length(text: str, tmp_path: Path) -> None:
             file.attrs["__spec__"] = text
             file.attrs["__cstorch_version__"] = "2.10.0"
         index = read_index(path)
-        os.close(index.file.fd)
+        index.file.close()
         assert index.attributes == {"__spec__": text, "__cstorch_version__": "2.10.0"}
 
 
@@ -252,8 +252,8 @@ def test_what_describes_the_file_is_known_early() -> None:
     index = read_index(path, early=told.append)
     assert told == [index.attributes]
     assert {"__spec__", "__version__", "__SUCCESS__"} <= told[0].keys()
-    os.close(index.file.fd)
-    os.close(read_index(path, library=True, early=pytest.fail).file.fd)
+    index.file.close()
+    read_index(path, library=True, early=pytest.fail).file.close()
 
 
 @pytest.mark.parametrize("name", ["bad_json_spec", "unknown_spec_type", "no_success"])
@@ -283,7 +283,7 @@ def test_plain_datasets_that_differ_in_their_place_alone(tmp_path: Path) -> None
     assert first is not None
     for address in (-1, index.file.size - 11, 1 << 64, None, "8", 8.0):
         assert at_address(first, index, "n.9", address) is None
-    os.close(index.file.fd)
+    index.file.close()
     source.close()
 
 
@@ -364,7 +364,7 @@ def test_an_early_worker_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
         found = read_index(path)
     assert found.objects == want.objects and found.metadata == want.metadata
     for index in (want, found):
-        os.close(index.file.fd)
+        index.file.close()
 
 
 def test_an_early_worker_that_nobody_claims_is_ended(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_an_early_worker_that_nobody_claims_is_ended(tmp_path: Path) -> None:
     with workers.start_early(str(path)):
         (child,) = workers._early_workers.values()
         os.utime(path, (1, 1))  # written to since: another file
-        os.close(read_index(path).file.fd)
+        read_index(path).file.close()
         assert list(workers._early_workers.values()) == [child]
     assert child.returncode is not None and not workers._early_workers
 

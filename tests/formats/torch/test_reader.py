@@ -51,7 +51,7 @@ def test_all_dtypes_and_shapes(tmp_path: Path) -> None:
     assert_same(source, {key.replace(".", "_"): tensor for key, tensor in state.items()})
     status = (tmp_path / "x.pt").stat()
     assert (source.format, source.format_version) == ("torch-zip", "3")
-    assert (source.nbytes, source.mtime_ns, len(source.fds)) == (status.st_size, status.st_mtime_ns, 1)
+    assert (source.nbytes, source.mtime_ns, len(source.files)) == (status.st_size, status.st_mtime_ns, 1)
     source.close()
 
 

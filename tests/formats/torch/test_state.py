@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from ckptfs.formats.torch.state import state_of
 def flat(tmp_path: Path, value: object) -> tuple[dict[str, Item], Container]:
     (tmp_path / "x").write_bytes(b"")
     file = open_file(tmp_path / "x")
-    os.close(file.fd)
+    file.close()
     return state_of(value, file, _nowhere)
 
 
