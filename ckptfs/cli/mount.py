@@ -118,21 +118,21 @@ def _tree(source: Source, options: dict[str, Any], mountpoint: str) -> tuple[Tre
 
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
     view, reason = resolve.prepare(source, **{name: options[name] for name in names})
-    beside = _tokenizer(source, options["tokenizer"], cs=view is not None and view.tgt != "hf")
+    beside = _tokenizer(options["tokenizer"], cs=view is not None and view.tgt != "hf")
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
     tree = views.build(source, view, reason=reason, shard_bytes=shard_bytes, beside=beside, where=mountpoint)
     return tree, reason
 
 
-def _tokenizer(source: Source, folder: str | None, *, cs: bool) -> dict[str, Entry]:
-    """What ``--tokenizer`` adds; the open files are closed with *source*."""
+def _tokenizer(folder: str | None, *, cs: bool) -> dict[str, Entry]:
+    """What ``--tokenizer`` adds."""
     from ckptfs.vfs.tokenizer import small_files
 
     if folder is None:
         return {}
     if cs:
         raise UsageError("--tokenizer adds files to hf/, but this mount shows a Cerebras checkpoint; leave it out")
-    return {**small_files(folder, source.files)}
+    return {**small_files(folder)}
 
 
 def _mount_options(

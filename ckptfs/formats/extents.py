@@ -31,6 +31,11 @@ class ExtentFile:
         """Size in bytes, exact."""
         return self.starts[-1]
 
+    @property
+    def has_data(self) -> bool:
+        """Whether there is more than literal bytes in it."""
+        return any(not isinstance(body, bytes) for body in self.bodies)
+
     def read_into(self, offset: int, out: memoryview) -> int:
         """Fill *out* from *offset* on; how many bytes there were (fewer at the end of the file, 0 past it)."""
         n = max(0, min(len(out), self.size - offset))

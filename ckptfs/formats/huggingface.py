@@ -21,12 +21,12 @@ from ckptfs.tensors.tensor import Tensor, nbytes
 MAX_INDEX = 256 << 20
 """Bytes of an index; 100,000 keys take about 10 MB."""
 NAMES = (
-    "model.safetensors.index.json",
     "model.safetensors",
-    "pytorch_model.bin.index.json",
+    "model.safetensors.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
-"""Where weights are looked for, in this order."""
+"""Where weights are looked for, in the order of transformers: a whole file comes before the index of shards."""
 COMPONENTS = (("q_encoder", "ctx_encoder"), ("image_model", "text_model"))
 """Folders that make one model together, in the order of its Cerebras checkpoint."""
 OpenWeights = Callable[[str], Source]
@@ -49,10 +49,24 @@ def open_folder(path: str | os.PathLike[str], open_weights: OpenWeights) -> Sour
 
 def _open_one(folder: str, open_weights: OpenWeights) -> Source:
     name = _weights_in(folder)
+    index = f"{name}.index.json"
+    both = index in NAMES and os.path.isfile(os.path.join(folder, index))
+    if both and _names_only(os.path.join(folder, index), name):
+        name, both = index, False  # the same tensors, in the order of the state dict
     whole = os.path.join(folder, name)
     if name.endswith(".json"):
         return replace(open_index(whole, open_weights), path=folder)
-    return with_config(open_weights(whole), folder, whole)
+    source = with_config(open_weights(whole), folder, whole)
+    if both:
+        what = f"has both {name} and {index}: {name} is read, as transformers does, and the shards are left out"
+        source.warnings.append(what)
+    return source
+
+
+def _names_only(index: str, name: str) -> bool:
+    """Whether all keys of an index are in the file *name*."""
+    weight_map = read_json(index, MAX_INDEX, "the index").get("weight_map")
+    return isinstance(weight_map, dict) and set(map(str, weight_map.values())) == {name}
 
 
 def components_in(folder: str) -> tuple[str, ...]:

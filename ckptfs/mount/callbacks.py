@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ckptfs.errors import CkptfsError
+from ckptfs.errors import CkptfsError, SourceChanged
 from ckptfs.mount.stats import Stats
 from ckptfs.native import library as native
 from ckptfs.tensors.cache import shared
@@ -69,6 +69,9 @@ def _answering(method: Callable[..., int]) -> Callable[..., int]:
         _keep_thread_state()
         try:
             return method(*args)
+        except SourceChanged as exc:
+            _log_change(str(exc))
+            return -exc.errno
         except CkptfsError as exc:
             _log_once(f"{os.fsdecode(args[0] or b'')}: {exc}")
             return -exc.errno
@@ -106,6 +109,16 @@ def _log_once(message: str) -> None:
     n = _logged[message] = _logged.get(message, 0) + 1
     if str(n).rstrip("0") == "1":
         log.error("%s%s", message, f" ({n} times)" if n > 1 else "")
+
+
+def _log_change(message: str) -> None:
+    """Log it once: every file that is opened from now on would say the same."""
+    if message not in _changes:
+        _changes.add(message)
+        log.error("%s", message)
+
+
+_changes: set[str] = set()
 
 
 class _ThreadMark(threading.local):

@@ -230,6 +230,8 @@ class Adapter:
         info.keep_cache = 1
         info.direct_io = 1 if entry.live or info.flags & os.O_DIRECT else 0
         file = entry.live() if entry.live else entry.file
+        if isinstance(file, ExtentFile) and file.has_data:
+            (entry.check or self._tree.check)()
         if library.LIBRARY is not None and isinstance(file, ExtentFile) and file.size >= MIN_FOR_C:
             reader = Reader(file)
             info.fh = self._keep(reader.read_into, reader.address)

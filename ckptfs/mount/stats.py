@@ -132,7 +132,7 @@ def with_stats(tree: Tree, stats: Stats) -> Tree:
         leaf = Leaf(file_of([bytes(FILE_NBYTES)]), live=lambda: stats_file(stats))
         return {**tree.root.children, FOLDER: Folder(lambda: {NAME: leaf})}
 
-    return Tree(Folder(make), tree.mtime_ns)
+    return Tree(Folder(make), tree.mtime_ns, tree.check)
 
 
 def stats_file(stats: Stats) -> ExtentFile:

@@ -9,7 +9,6 @@ from ckptfs.formats.extents import file_of
 from ckptfs.formats.files import open_file
 from ckptfs.tensors.dtypes import dtype
 from ckptfs.tensors.file_tensor import FileTensor
-from ckptfs.tensors.source_file import SourceFile
 from ckptfs.vfs.tree import Leaf
 
 MAX_BYTES = 64 << 20
@@ -23,10 +22,10 @@ _WEIGHTS = (
 )
 
 
-def small_files(folder: str, files: list[SourceFile]) -> dict[str, Leaf]:
+def small_files(folder: str) -> dict[str, Leaf]:
     """The regular files in *folder* of at most `MAX_BYTES`, without weights, indexes, hidden files and the config.
 
-    They stay open, so they outlive their names; they are appended to *files*, whose owner closes them.
+    They stay open as long as the leaves are there, so they outlive their names.
     Symbolic links are followed: download caches consist of them. Raises `UsageError` when *folder* cannot be
     read, has none such, or far too many.
     """
@@ -40,7 +39,7 @@ def small_files(folder: str, files: list[SourceFile]) -> dict[str, Leaf]:
         raise UsageError(f"{folder}: it has no small files; give the folder that has tokenizer.json")
     if len(small) > MAX_FILES:
         raise UsageError(f"{folder}: {len(small)} files are more than the {MAX_FILES} that go beside a model")
-    return {name: _leaf(name, path, files) for name, path in small.items()}
+    return {name: _leaf(name, path) for name, path in small.items()}
 
 
 def _is_wanted(name: str) -> bool:
@@ -51,9 +50,8 @@ def _is_small(path: str) -> bool:
     return os.path.isfile(path) and os.path.getsize(path) <= MAX_BYTES
 
 
-def _leaf(name: str, path: str, files: list[SourceFile]) -> Leaf:
+def _leaf(name: str, path: str) -> Leaf:
     file = open_file(path)
-    files.append(file)
     if file.size > MAX_BYTES:
         raise SourceError(path, "grew while it was opened; try again")
-    return Leaf(file_of([FileTensor(dtype("uint8"), (file.size,), file, 0, None, name)]))
+    return Leaf(file_of([FileTensor(dtype("uint8"), (file.size,), file, 0, None, name)]), check=file.check)

@@ -17,13 +17,15 @@ from ckptfs.formats.extents import ExtentFile
 class Leaf:
     """A regular file. *xattrs* are names such as ``user.dtype`` with their values.
 
-    A *live* file has new content at each open, of the size of *file*, and is never cached.
+    A *live* file has new content at each open, of the size of *file*, and is never cached. *check* is called at each
+    open in place of the tree's.
     """
 
     file: ExtentFile
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
     ino: int = 0
     live: Callable[[], ExtentFile] | None = None
+    check: Callable[[], None] | None = None
 
     @property
     def size(self) -> int:
@@ -85,10 +87,15 @@ def stable_ino(path: str) -> int:
 
 @dataclass(slots=True)
 class Tree:
-    """A whole mount. *mtime_ns* is the source's, given to every entry."""
+    """A whole mount. *mtime_ns* is the source's, given to every entry.
+
+    *check* is called whenever a file with tensor data is opened; it raises `SourceChanged` where these are not those
+    that the tree was made of.
+    """
 
     root: Folder
     mtime_ns: int
+    check: Callable[[], None] = lambda: None
     _seen: dict[str, Entry] = field(default_factory=dict)
 
     def lookup(self, path: str) -> Entry | None:

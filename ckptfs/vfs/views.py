@@ -139,7 +139,7 @@ def build(
     about = facts(source, view)
     subject = Subject(source, view, about, None if view else reason, shard_bytes, beside or {}, where)
     children = {spec.name: spec.make(subject) for spec in _applying(subject)}
-    return Tree(Folder(lambda: children), source.mtime_ns)
+    return Tree(Folder(lambda: children), source.mtime_ns, source.check)
 
 
 def listing(tree: Tree) -> list[tuple[str, str]]:

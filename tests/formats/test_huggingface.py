@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from ckptfs.errors import CkptfsError, CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
 from ckptfs.tensors.ranges import to_bytes
@@ -74,7 +76,7 @@ def test_which_file_is_taken(tmp_path: Path) -> None:
     save_file({"a": ONE}, tmp_path / "model.safetensors")
     assert _format(tmp_path) == "safetensors"
     write_index(tmp_path, {"x": "pytorch_model.bin"})
-    assert _format(tmp_path) == "torch-zip"
+    assert _format(tmp_path) == "safetensors"  # the whole file first
 
 
 def _format(folder: Path) -> str:
@@ -196,3 +198,44 @@ def test_the_download_cache_of_the_hub(tmp_path: Path) -> None:
     source = open_folder(snapshot)
     assert list(source.items) == ["a"]
     source.close()
+
+
+@pytest.mark.parametrize(("suffix", "index"), [(".safetensors", "model.safetensors"), (".bin", "pytorch_model.bin")])
+def test_a_whole_file_and_an_index(tmp_path: Path, suffix: str, index: str) -> None:
+    """transformers takes the whole file."""
+    whole, shard = {"a": torch.ones(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}
+    save = save_torch if suffix == ".safetensors" else torch.save
+    save(whole, tmp_path / index)
+    save(shard, tmp_path / f"shard{suffix}")
+    write_index(tmp_path, dict.fromkeys(shard, f"shard{suffix}"), f"{index}.index.json")
+    source = open_folder(tmp_path)
+    assert {key: to_bytes(tensor) for key, tensor in source.tensors().items()} == {
+        "a": np.ones(2, np.float32).tobytes()
+    }
+    assert source.warnings == [
+        f"has both {index} and {index}.index.json: {index} is read, as transformers does, and the shards are left out"
+    ]
+    source.close()
+
+
+def test_transformers_takes_the_same(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1))
+    model.save_pretrained(tmp_path)
+    zeros = {key: torch.zeros_like(tensor) for key, tensor in model.state_dict().items()}
+    save_torch(zeros, tmp_path / "shard.safetensors")
+    write_index(tmp_path, dict.fromkeys(zeros, "shard.safetensors"))
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+    with closing(open_folder(tmp_path)) as source:
+        assert source.tensors().keys() == loaded.keys()
+        for key, tensor in source.tensors().items():
+            assert to_bytes(tensor) == loaded[key].numpy().tobytes(), key
+
+
+def test_an_index_of_the_whole_file_is_no_choice(tmp_path: Path) -> None:
+    save_torch({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    write_index(tmp_path, {"a": "model.safetensors"})
+    with closing(open_folder(tmp_path)) as source:
+        assert not source.warnings

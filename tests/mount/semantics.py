@@ -43,9 +43,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "the source is deleted": "test_checkpoints.test_a_relative_source_and_a_deleted_one",
         "another file is renamed over it": "test_faults.test_a_source_replaced_by_rename_keeps_the_old_bytes",
         "it is cut short": "test_faults.test_a_source_cut_short_fails_only_what_is_missing",
-        "it is written to in place": (
-            "test_faults.test_a_source_written_to_in_place_shows_new_bytes_where_nothing_was_cached"
-        ),
+        "it is written to in place": ("test_faults.test_a_source_written_to_in_place_is_read_no_more"),
     },
     "Errors": {
         "`EIO`": "test_faults.test_a_damaged_chunk_fails_one_tensor",

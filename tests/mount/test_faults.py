@@ -13,7 +13,9 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.conftest import Mounter
 from tests.paths import FAMILIES
@@ -84,32 +86,78 @@ def test_a_source_replaced_by_rename_keeps_the_old_bytes(mounter: Mounter, sourc
 
 
 def test_a_source_cut_short_fails_only_what_is_missing(mounter: Mounter, source: Path) -> None:
+    """In files that were open before; no file with data can be opened afterwards."""
     path = mounted(mounter, source)
     cut = 200_000
     assert chunk_at(source, FIRST) < cut < chunk_at(source, HEAD)
-    os.truncate(source, cut)
-    found = {key: read_errno(path / "raw" / key) for key in SUMS}
-    assert set(found.values()) == {None, errno.EIO}
-    assert (found[FIRST], found[HEAD]) == (None, errno.EIO)
-    for key in (key for key, code in found.items() if code is None):
-        assert hashlib.sha256(read(path / "raw" / key)).hexdigest() == SUMS[key]
-    assert read_errno(path / "hf/model.safetensors") == errno.EIO
-    line = next(line for line in mounter.log.splitlines() if f"/raw/{HEAD}:" in line)
-    assert f"{source}: {HEAD}: " in line
-    assert "(at byte " in line
+    opened = {key: os.open(path / "raw" / key, os.O_RDONLY | os.O_DIRECT) for key in (FIRST, HEAD)}
+    try:
+        for fd in opened.values():
+            os.pread(fd, 1 << 20, 0)  # its chunk table
+        os.truncate(source, cut)
+        assert hashlib.sha256(os.pread(opened[FIRST], 1 << 20, 0)).hexdigest() == SUMS[FIRST]
+        with pytest.raises(OSError) as caught:
+            os.pread(opened[HEAD], 1 << 20, 0)
+        assert caught.value.errno == errno.EIO
+        line = next(line for line in mounter.log.splitlines() if f"/raw/{HEAD}:" in line)
+        assert f"{source}: {HEAD}: " in line
+        assert "(at byte " in line
+        assert {read_errno(path / "raw" / key) for key in SUMS} == {errno.EIO}
+        with pytest.raises(OSError):
+            os.pread(opened[FIRST], 1 << 20, 0)
+    finally:
+        for fd in opened.values():
+            os.close(fd)
     assert "Traceback" not in mounter.log
     assert json.loads((path / "checkpoint.json").read_text())["step"] == 42
 
 
-def test_a_source_written_to_in_place_shows_new_bytes_where_nothing_was_cached(mounter: Mounter, source: Path) -> None:
+@pytest.mark.parametrize("change", ["a few bytes", "cp of another step"])
+def test_a_source_written_to_in_place_is_read_no_more(mounter: Mounter, source: Path, change: str) -> None:
     path = mounted(mounter, source)
-    before = (path / "raw" / HEAD).read_bytes()
-    at = chunk_at(source, HEAD) + 16
-    with open(source, "r+b") as file:
-        file.seek(at)
-        file.write(bytes(64))
-    assert read(path / "tensors" / f"{HEAD.replace('.', '/')}.npy").endswith(bytes(64) + before[64:])
-    assert (path / "raw" / HEAD).read_bytes()[64:] == before[64:]
+    cached = (path / "raw" / HEAD).read_bytes()
+    reader = os.open(path / "hf/model.safetensors", os.O_RDONLY | os.O_DIRECT)
+    try:
+        assert os.pread(reader, 1 << 20, 0) == WEIGHTS
+        if change == "a few bytes":
+            with open(source, "r+b") as file:
+                file.seek(chunk_at(source, HEAD) + 16)
+                file.write(bytes(64))
+        else:
+            subprocess.run(["cp", GOLDEN.parent / "cs2hf-l1-bf16/cs.mdl", source], check=True)
+        wanted = [path / "raw" / HEAD, path / "raw" / FIRST, path / "hf/model.safetensors", path / "torch/model.pt"]
+        for name in [*wanted, path / "tensors" / f"{HEAD.replace('.', '/')}.npy"] * 2:
+            with pytest.raises(OSError) as caught:
+                os.close(os.open(name, os.O_RDONLY))
+            assert caught.value.errno == errno.EIO
+        with pytest.raises(OSError) as caught:  # a file that was open already, too
+            os.pread(reader, 1 << 20, 0)
+        assert caught.value.errno == errno.EIO
+    finally:
+        os.close(reader)
+    lines = [line for line in mounter.log.splitlines() if "ERROR" in line]
+    assert len(lines) == 1
+    assert f"{source}: was written to after it was opened" in lines[0]
+    assert hashlib.sha256(cached).hexdigest() == SUMS[HEAD]
+    assert (path / "README.txt").read_text()  # what has no data of the source stays
+
+
+def test_shards_written_to_one_by_one_never_stand_side_by_side(mounter: Mounter, tmp_path: Path) -> None:
+    """``cp new/* old/`` under a mount: what is read is of the old step, or EIO."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    old, new = bytes([1] * 40_000), bytes([2] * 40_000)
+    for key, name in shards.items():
+        save_file({key: np.frombuffer(old, np.uint8)}, folder / name)
+    path = mounter.mountpoint()
+    assert mounter.ckptfs("mount", folder, path).returncode == 0
+    assert [read(path / "raw" / key) for key in shards] == [old, old]
+    save_file({"b": np.frombuffer(new, np.uint8)}, tmp_path / "new")
+    subprocess.run(["cp", tmp_path / "new", folder / shards["b"]], check=True)
+    assert [read_errno(path / "raw" / key) for key in shards] == [errno.EIO, errno.EIO]
+    assert shards["b"] in mounter.log
 
 
 def test_a_damaged_chunk_fails_one_tensor(mounter: Mounter, source: Path) -> None:

@@ -113,29 +113,21 @@ def test_which_files_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     for name, data in [*wanted.items(), *((name, b"x") for name in unwanted), ("large.json", bytes(1001))]:
         (folder / name).write_bytes(data)
-    fds: list[int] = []
-    try:
-        found = tokenizer.small_files(str(folder), fds)
-        assert len(fds) == len(found)
-        wanted["tokenizer.json"] = b"linked"
-        assert sorted(found) == sorted(wanted)
-        outside.unlink()
-        for name, data in wanted.items():
-            out = bytearray(len(data) + 5)
-            assert found[name].file.read_into(0, memoryview(out)) == len(data) == found[name].size
-            assert out[: len(data)] == data
-    finally:
-        for fd in fds:
-            os.close(fd)
+    found = tokenizer.small_files(str(folder))
+    wanted["tokenizer.json"] = b"linked"
+    assert sorted(found) == sorted(wanted)
+    outside.unlink()
+    for name, data in wanted.items():
+        out = bytearray(len(data) + 5)
+        assert found[name].file.read_into(0, memoryview(out)) == len(data) == found[name].size
+        assert out[: len(data)] == data
 
 
 def test_folders_that_make_no_sense(tmp_path: Path) -> None:
     for folder, why in ((tmp_path / "none", "cannot be read"), (tmp_path, "tokenizer.json")):
         with pytest.raises(UsageError, match=why):
-            tokenizer.small_files(str(folder), [])
+            tokenizer.small_files(str(folder))
     for i in range(tokenizer.MAX_FILES + 1):
         (tmp_path / f"{i}.txt").touch()
-    fds: list[int] = []
     with pytest.raises(UsageError, match="257 files"):
-        tokenizer.small_files(str(tmp_path), fds)
-    assert fds == []
+        tokenizer.small_files(str(tmp_path))
