@@ -1,7 +1,6 @@
 """`load`: a checkpoint as a nested state dict of torch tensors, each read when it is first touched.
 
-The only module that needs torch. It is not called ``load``, for importing it would then hide the function
-``ckptfs.load``.
+Needs torch.
 """
 
 from __future__ import annotations
@@ -14,29 +13,36 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptfs.api.checkpoint import Checkpoint, View
+from ckptfs.api.to_torch import import_torch, to_torch
 from ckptfs.conversion.resolve import PathLike
-from ckptfs.errors import MissingCodec
 from ckptfs.formats.detect import open_source
 from ckptfs.formats.nested import SetOf, Value, nested_state
 from ckptfs.formats.source import Source
 from ckptfs.tensors.cache import shared
-from ckptfs.tensors.ranges import read_into
-from ckptfs.tensors.tensor import Tensor, nbytes
+from ckptfs.tensors.tensor import Tensor
 
 
-def load(path: PathLike, *, follow_links: bool = False, lazy: bool = True) -> Any:
+def load(source: Checkpoint | View | PathLike, *, follow_links: bool = False, lazy: bool = True) -> Any:
     """The nested state dict of any supported checkpoint, with torch tensors; needs torch.
+
+    *source* is a path, or a checkpoint that is open: it has to stay open while something is read. Of a `View`, it is
+    the dict of its keys.
 
     Its dicts are `LazyDict`: an entry is read when it is first touched, and kept. With *lazy* false everything is
     read at once into plain containers (dict, OrderedDict, list, tuple, set). Tied tensors are one tensor. A value
     that is refused is a text that says so; links out of the checkpoint's folder are followed with *follow_links*.
     Raises `MissingCodec` without torch, and the errors of the readers.
     """
-    torch = _torch(path)
-    source = open_source(os.fspath(path), shared(), follow_links=follow_links)
-    reading = _Reading(source, torch)
-    weakref.finalize(reading, source.close)
-    state = nested_state(source)
+    import_torch("ckptfs.load")
+    if isinstance(source, View):
+        reading, state = _Reading(source.checkpoint.source), dict(source.plan.tensors)
+    elif isinstance(source, Checkpoint):
+        reading, state = _Reading(source.source), nested_state(source.source)
+    else:
+        opened = open_source(os.fspath(source), shared(), follow_links=follow_links)
+        reading, state = _Reading(opened), nested_state(opened)
+        weakref.finalize(reading, opened.close)
     return _lazily(reading, state) if lazy else _plainly(reading, state)
 
 
@@ -123,7 +129,6 @@ class _Reading:
     """An open checkpoint, kept open as long as something of it is pending."""
 
     source: Source
-    torch: Any
     made: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     """id of a lazy tensor to its torch tensor, for tied ones."""
 
@@ -177,19 +182,6 @@ def _tensor(reading: _Reading, tensor: Tensor) -> Any:
     """The torch tensor; the same one again for a tied tensor."""
     found = reading.made.get(id(tensor))
     if found is None:
-        torch = reading.torch
-        dtype = getattr(torch, tensor.dtype.name, None)
-        if dtype is None:
-            raise MissingCodec(reading.source.path, f"torch {torch.__version__} has no {tensor.dtype.name}; update it")
-        data = torch.empty(nbytes(tensor), dtype=torch.uint8)
-        read_into(tensor, 0, data.numpy().data)
-        found = reading.made[id(tensor)] = data.view(dtype).reshape(tensor.shape)
+        reading.source.check()
+        found = reading.made[id(tensor)] = to_torch(tensor, reading.source.path)
     return found
-
-
-def _torch(path: PathLike) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingCodec(os.fspath(path), "torch tensors need torch: pip install 'ckptfs[torch]'") from error
-    return torch

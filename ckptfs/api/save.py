@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptfs.api.checkpoint import Checkpoint, LazyTensor
+from ckptfs.api.checkpoint import Checkpoint
+from ckptfs.api.tensor import LazyTensor
 from ckptfs.conversion.resolve import PathLike
 from ckptfs.errors import UsageError
 from ckptfs.formats.cerebras.lz4_writer import write_lz4
@@ -49,7 +50,8 @@ def save(
     if compress not in (None, "lz4"):
         raise UsageError(f"compress={compress!r} is not known: take None or 'lz4'")
     nested = _of_source(state.source) if isinstance(state, Checkpoint) else state_tree(state, _leaf)
-    save_state(nested, path, compress=compress, force=force, release=release, progress=progress)
+    check = state.check if isinstance(state, Checkpoint) else None
+    save_state(nested, path, compress=compress, force=force, release=release, progress=progress, check=check)
 
 
 def save_state(
@@ -60,13 +62,16 @@ def save_state(
     force: bool = False,
     release: str = RELEASE,
     progress: Callable[[int], object] | None = None,
+    check: Callable[[], object] | None = None,
 ) -> None:
-    """As `save`, for a tree whose items are made."""
+    """As `save`, for a tree whose items are made. *check* is called before the file gets its name."""
     if compress is None:
-        write_file(mdl_file(state, release=release), path, force=force, progress=progress)
+        write_file(mdl_file(state, release=release), path, force=force, progress=progress, check=check)
         return
     with new_file(path, force=force) as output:
         write_lz4(state, output.write_at, release=release, progress=progress)
+        if check is not None:
+            check()
 
 
 def _of_source(source: Source) -> State:
@@ -78,7 +83,7 @@ def _of_source(source: Source) -> State:
 def _leaf(key: str, value: object) -> tuple[Item, Hashable]:
     """The item of any value that may be saved, and what its ties go by."""
     if isinstance(value, LazyTensor):
-        return plain_leaf(key, value._tensor)
+        return plain_leaf(key, value.tensor)
     if isinstance(value, np.ndarray):
         return Item(key, "array", tensor=_array(key, value)), id(value)
     if hasattr(value, "untyped_storage") and hasattr(value, "stride"):

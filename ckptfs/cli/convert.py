@@ -61,7 +61,7 @@ def command(checkpoint: str, **options: Any) -> None:
             folder=folder,
         )
         with progress_bar(nbytes(files), not options["no_progress_bar"]) as progress:
-            written = write_outputs(files, folder, force=options["force"], progress=progress)
+            written = write_outputs(files, folder, force=options["force"], progress=progress, check=source.check)
     for path in written:
         click.echo(path)
     for warning in view.warnings:

@@ -39,7 +39,7 @@ def command(checkpoint_path: str, params: str, **options: Any) -> None:
         if not options["output_dir"]:  # each beside its input: absolute names overrule the folder
             files = {os.path.join(place, name): file for place, (name, file) in zip(beside, files.items(), strict=True)}
         with progress_bar(nbytes({**files}), not options["no_progress_bar"]) as progress:
-            written = write_outputs({**files}, folder, force=options["force"], progress=progress)
+            written = write_outputs({**files}, folder, force=options["force"], progress=progress, check=source.check)
     for warning in warnings:
         click.echo(f"ckptfs: {printable(warning)}", err=True)
     for path in written:

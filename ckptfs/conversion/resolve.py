@@ -68,6 +68,13 @@ def recorded_family(source: Source) -> str | None:
     return candidates[0].name if candidates else None
 
 
+def recorded_config(source: Source) -> Mapping[str, Any] | None:
+    """The model config that the checkpoint holds (the trainer's, the last one noted) or that lies beside it."""
+    last = source.metadata[-1] if source.metadata else {}
+    found = (last.get("params") if is_cerebras(source) else None) or source.config
+    return found if isinstance(found, Mapping) else None
+
+
 def is_cerebras(source: Source, src_fmt: str | None = None) -> bool:
     """Whether *source* is a Cerebras checkpoint (by *src_fmt*, if given)."""
     return src_fmt != "hf" if src_fmt else source.format == "cerebras-h5"

@@ -29,6 +29,7 @@ from ckptfs.vfs.components import parts_of
 from ckptfs.vfs.hf import json_files
 
 Progress = Callable[[int], object]
+Check = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,11 @@ class Compressed:
         tensors = {id(i.tensor): i.tensor for i in self.state.items.values() if i.tensor is not None}
         return sum(map(tensor_nbytes, tensors.values()))
 
-    def write(self, path: str, *, force: bool, progress: Progress | None) -> None:
+    def write(self, path: str, *, force: bool, progress: Progress | None, check: Check | None) -> None:
         with new_file(path, force=force) as output:
             write_lz4(self.state, output.write_at, release=self.release, progress=progress)
+            if check is not None:
+                check()
 
 
 Written = ExtentFile | Compressed
@@ -149,11 +152,13 @@ def write_outputs(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    check: Check | None = None,
 ) -> list[str]:
     """Write *files* below *folder*, which is made if need be; the paths written.
 
-    Each gets its name when it is complete, and nothing is left of what failed or was interrupted. Raises `UsageError`
-    before the first byte when one exists (without *force*), `WriteError` when the disk is full or becomes full.
+    Each gets its name when it is complete, and nothing is left of what failed or was interrupted. *check* is called
+    before that: it raises where the source was written to meanwhile. Raises `UsageError` before the first byte when
+    one exists (without *force*), `WriteError` when the disk is full or becomes full.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -166,22 +171,22 @@ def write_outputs(
     _check_room(folder, nbytes(files))
     for path, file in targets.items():
         if isinstance(file, ExtentFile):
-            write_file(file, path, force=force, progress=progress)
+            write_file(file, path, force=force, progress=progress, check=check)
         elif isinstance(file, Compressed):
-            file.write(path, force=force, progress=progress)
+            file.write(path, force=force, progress=progress, check=check)
         else:
-            _write_folder(file, path, progress)
+            _write_folder(file, path, progress, check)
     return list(targets)
 
 
-def _write_folder(files: Mapping[str, ExtentFile], path: str, progress: Progress | None) -> None:
+def _write_folder(files: Mapping[str, ExtentFile], path: str, progress: Progress | None, check: Check | None) -> None:
     """Write all *files* into a new folder that gets its name when they are complete."""
     mark = secrets.token_hex(4)
     temporary, old = f"{path}.{mark}.tmp", f"{path}.{mark}.old"
     try:
         os.mkdir(temporary)
         for name, file in files.items():
-            write_file(file, os.path.join(temporary, name), progress=progress)
+            write_file(file, os.path.join(temporary, name), progress=progress, check=check)
         if os.path.lexists(path):
             os.rename(path, old)
         os.rename(temporary, path)

@@ -44,8 +44,11 @@ def write_file(
     *,
     force: bool = False,
     progress: Callable[[int], object] | None = None,
+    check: Callable[[], object] | None = None,
 ) -> None:
     """Write *file* under *path*, over what is there only with *force*. *progress* gets the bytes of each piece.
+
+    *check* is called when all bytes are written: where it raises, the file never gets its name.
 
     Raises `UsageError` for a target that exists or cannot be one, `WriteError` when the disk is full or fails, and what
     reading the tensors raises.
@@ -53,6 +56,8 @@ def write_file(
     with new_file(path, force=force) as output:
         _check_room(output, file.size)
         _copy(file, output, progress)
+        if check is not None:
+            check()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import ckptfs
-from ckptfs.api.checkpoint import LazyTensor
+from ckptfs import LazyTensor
 from ckptfs.conversion.resolve import prepare
 from ckptfs.errors import ConfigError, MissingKey, UnknownFamily, UnmatchedKeys, UsageError
 from tests.factories import ArrayTensor
