@@ -30,8 +30,9 @@
     └─ MountError                     exit 4, EIO        FUSE or the machine does not allow it
        └─ MountRefused                exit 1, EBUSY      nothing to unmount, or it is in use
 
-A message says what, where and what to try, on one line. Fields carry the same facts for programs. Every error can be
-pickled: worker processes send theirs to the process that started them.
+A message says what, where and what to try, on one line. It names no option of a command: `CkptfsError.option` says
+which one helps. Fields carry the same facts for programs. Every error can be pickled: worker processes send theirs to
+the process that started them.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ class CkptfsError(Exception):
 
     exit_code = 3
     errno: int = errno.EIO
+    option = ""
+    """The argument that helps, such as ``config``: functions and commands have it under the same name."""
+
+    def __init__(self, message: str, *, option: str = "") -> None:
+        if option:
+            self.option = option
+        super().__init__(message)
 
     __str__ = Exception.__str__  # KeyError would quote the message, OSError put a number before it
 
@@ -167,8 +175,7 @@ class UnknownFamily(MappingError):
 
     def __init__(self, name: str, nearest: Sequence[str] = ()) -> None:
         self.name = name
-        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ";"
-        super().__init__(f"unknown model {name!r}{hint} 'ckptfs list' shows all names")
+        super().__init__(f"unknown model {name!r}" + (f"; did you mean {' or '.join(nearest)}?" if nearest else ""))
 
 
 class NoPath(MappingError):
@@ -180,12 +187,15 @@ class NoPath(MappingError):
         self.model, self.src, self.tgt = model, src, tgt
         hint = f"; known: {known}" if known else ""
         if src == tgt == "hf":
-            hint += "; if the source is not a Hugging Face model, say so with --src-fmt cs-X.Y"
+            self.option = "src_fmt"
+            hint += "; if the source is not a Hugging Face model, name its release"
         super().__init__(f"{model}: cannot convert {src} to {tgt}{hint}")
 
 
 class UnmatchedKeys(MappingError):
     """Keys that no rule claims, all of them, each with the nearest rule."""
+
+    option = "drop_unmatched_keys"
 
     def __init__(self, model: str, keys: Sequence[tuple[str, str]]) -> None:
         self.model = model
@@ -193,9 +203,7 @@ class UnmatchedKeys(MappingError):
         shown = ", ".join(f"{key} (nearest: {near})" if near else key for key, near in keys[:8])
         more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
         noun = "key matches" if len(keys) == 1 else "keys match"
-        super().__init__(
-            f"{model}: {len(keys)} {noun} no rule: {shown}{more}. Use --drop-unmatched-keys to leave them out"
-        )
+        super().__init__(f"{model}: {len(keys)} {noun} no rule: {shown}{more}")
 
 
 class MissingKeys(MappingError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckptfs.cli.advice import advised_reason
 from ckptfs.cli.options import reading_options, source_argument
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def command(source: str, key: str, follow_links: bool) -> None:
         if item.tensor is not None:
             _write_tensor(item.tensor)
         elif item.kind in ("object", "link"):
-            raise Unsafe(src.path, f"{key} is not shown: {item.reason}")
+            raise Unsafe(src.path, f"{key} is not shown: {advised_reason(item.reason)}")
         else:
             click.echo(json.dumps(item.value, ensure_ascii=False))
 

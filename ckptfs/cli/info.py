@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ckptfs.cli.advice import advised_reason
 from ckptfs.cli.options import json_option, reading_options, source_argument, view_options
 from ckptfs.cli.output import print_columns, print_json, size_text
 
@@ -43,11 +44,11 @@ def _rows(about: Mapping[str, Any], reason: str | None) -> Iterator[tuple[str, s
             continue
         yield names.get(name, name.replace("_", " ")), _text(name, value)
     for item in about["refused"]:
-        yield "refused", f"{item['key']}: {item['reason']}"
+        yield "refused", f"{item['key']}: {advised_reason(item['reason'])}"
     for line in about["warnings"]:
         yield "warning", line
     if reason:
-        yield "no model view", reason
+        yield "no model view", advised_reason(reason) or reason
 
 
 def _text(name: str, value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckptfs.cli.advice import advised_reason
 from ckptfs.cli.options import json_option, reading_options, source_argument
 from ckptfs.cli.output import print_columns, print_json, shape_text, size_text
 
@@ -79,4 +80,4 @@ def _remarks(item: Item) -> Iterator[str]:
         text = json.dumps(item.value, ensure_ascii=False)
         yield f"= {text if len(text) <= 60 else text[:57] + '...'}"
     if item.reason is not None:
-        yield f"({item.class_name or item.target or 'not shown'}: {item.reason})"
+        yield f"({item.class_name or item.target or 'not shown'}: {advised_reason(item.reason)})"

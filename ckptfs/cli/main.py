@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from ckptfs import __version__
+from ckptfs.cli.advice import advised
 from ckptfs.errors import CkptfsError, MountError
 
 COMMANDS = {
@@ -116,7 +117,7 @@ def run(args: Sequence[str] | None = None, settings: Settings | None = None) -> 
     try:
         code = cli.main(line or ["--help"], prog_name="ckptfs", standalone_mode=False, obj=settings)
     except CkptfsError as exc:
-        return _fail(settings, str(exc), exc.exit_code)
+        return _fail(settings, advised(exc), exc.exit_code)
     except click.ClickException as exc:
         where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "ckptfs"
         return _fail(settings, f"{exc.format_message().rstrip('.')}; see {where} --help", 2)

@@ -112,6 +112,7 @@ def fuse_flags(given: Iterable[str]) -> dict[str, str]:
 
 def _tree(source: Source, options: dict[str, Any], mountpoint: str) -> tuple[Tree, str | None]:
     """The tree to mount and, where there is no model folder in it, the reason."""
+    from ckptfs.cli.advice import advised_reason
     from ckptfs.conversion import resolve
     from ckptfs.vfs import views
     from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES
@@ -119,6 +120,7 @@ def _tree(source: Source, options: dict[str, Any], mountpoint: str) -> tuple[Tre
     names = ("model", "config", "src_fmt", "tgt_fmt", "drop_unmatched_keys")
     view, reason = resolve.prepare(source, **{name: options[name] for name in names})
     beside = _tokenizer(options["tokenizer"], cs=view is not None and view.tgt != "hf")
+    reason = advised_reason(reason)
     shard_bytes = options["shard_size"] or DEFAULT_SHARD_BYTES
     tree = views.build(source, view, reason=reason, shard_bytes=shard_bytes, beside=beside, where=mountpoint)
     return tree, reason

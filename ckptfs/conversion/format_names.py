@@ -65,7 +65,7 @@ def _release(text: str, auto: str | None) -> Release | None:
     if text != "auto":
         return next((r for r in RELEASES if "{}.{}".format(*r) == text), None)
     if auto is None:
-        raise UsageError("cs-auto: the checkpoint does not tell its release; name it with --src-fmt, such as cs-2.9")
+        raise UsageError("cs-auto: the checkpoint does not tell its release; name it", option="src_fmt")
     return parse_release(auto)
 
 

@@ -240,9 +240,7 @@ def _refuse_gaps(family: Family, source: Source, frm: Side, context: Context, dr
                 continue  # a name without a tensor, as old GPT-J checkpoints have, or one that has a second copy
             if found is None or (found[0].index is not None and found[0].rule.side("hf" if frm == "cs" else "cs")):
                 why = item.reason or f"it is a {item.kind} value, not a tensor"
-                raise MappingError(
-                    f"{family.name}: {key} cannot be shown: {why}. Use --drop-unmatched-keys to leave it out"
-                )
+                raise MappingError(f"{family.name}: {key} cannot be shown: {why}", option="drop_unmatched_keys")
 
 
 def _flat_hf(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from ckptfs.formats.huggingface import config_in
 from ckptfs.formats.source import Source
 
 PathLike = str | os.PathLike[str]
+UNKNOWN_MODEL = "the checkpoint names a model that is not known here"
+NO_MODEL = "nothing in the checkpoint tells its model family"
 
 
 def prepare(
@@ -51,8 +53,8 @@ def prepare(
         if model or src_fmt or tgt_fmt:
             raise
         if isinstance(e, UnknownFamily) and e.name:
-            return None, f"the checkpoint names a model that is not known here ({e.name}); 'ckptfs list' shows all"
-        return None, "nothing in the checkpoint tells its model family; name it with --model and --config"
+            return None, f"{UNKNOWN_MODEL} ({e.name})"
+        return None, NO_MODEL
     except (MappingError, ConfigError, ShapeError) as e:
         if tgt_fmt and isinstance(e, NoPath):
             raise
@@ -182,7 +184,7 @@ def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: M
         return read_config(config)
     found = last.get("params") or source.config
     if not isinstance(found, Mapping):
-        raise UsageError(f"{source.path}: the checkpoint holds no model config; give it with --config")
+        raise UsageError(f"{source.path}: the checkpoint holds no model config; give it", option="config")
     return found
 
 
@@ -203,5 +205,7 @@ def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, A
         name = config.get("model_type") or ""
         found = registry.by_hf_config(config)
     if not found:
-        raise UnknownFamily(str(name)) if name else UsageError("nothing tells the model family; name it with --model")
+        if name:
+            raise UnknownFamily(str(name))
+        raise UsageError("nothing tells the model family; name it", option="model")
     return found

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckptfs.errors import ConfigError, CorruptHeader, UsageError
+from ckptfs.errors import ConfigError, CorruptHeader, MissingFile, UsageError
 from ckptfs.formats.files import json_object
 
 MAX_BYTES = 16 << 20
@@ -32,6 +32,8 @@ def read_config_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         with open(name, "rb") as file:
             data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise MissingFile(name, "cannot read the config: no such file or folder") from error
     except OSError as error:
         raise UsageError(f"{name}: cannot read the config: {error.strerror}") from error
     if len(data) > MAX_BYTES:

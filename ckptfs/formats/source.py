@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias
 from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Tensor
 
+OUTSIDE = "outside of the checkpoint's folder"
+"""How the reason of a link ends that was not followed because of where it leads."""
 MAX_CHECKED = 16
 """Files that are looked at each time."""
 CHECK_S = 0.01

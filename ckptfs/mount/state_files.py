@@ -71,7 +71,7 @@ def open_log(path: str) -> TextIO:
         too_large = os.path.exists(path) and os.path.getsize(path) > LOG_LIMIT
         return open(path, "w+" if too_large else "a+")
     except OSError as exc:
-        raise MountError(f"cannot write the log file {path}: {exc.strerror}; give another with --log-file") from exc
+        raise MountError(f"cannot write the log file {path}: {exc.strerror}; give another", option="log_file") from exc
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ def write_outputs(
     targets = {os.path.join(folder, name): file for name, file in files.items()}
     for path in targets:
         if os.path.lexists(path) and not force:
-            raise UsageError(f"{path} exists already; --force writes over it, --output-dir writes elsewhere")
+            raise UsageError(f"{path} exists already", option="force")
     _check_room(folder, nbytes(files))
     for path, file in targets.items():
         if isinstance(file, ExtentFile):
@@ -202,7 +202,7 @@ def _check_room(folder: str, size: int) -> None:
     """Refuse before the first byte what cannot fit."""
     status = os.statvfs(folder)
     if status.f_flag & os.ST_RDONLY:
-        raise UsageError(f"{folder}: is on a read-only file system; write elsewhere with --output-dir")
+        raise UsageError(f"{folder}: is on a read-only file system; write elsewhere", option="output_dir")
     free = status.f_bavail * status.f_frsize
     if size > free:
         raise WriteError(folder, errno.ENOSPC, f"{size} bytes are needed, {free} are free")

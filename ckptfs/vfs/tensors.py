@@ -14,7 +14,7 @@ from functools import partial
 from ckptfs.errors import UsageError
 from ckptfs.formats.extents import json_file, raw_file
 from ckptfs.formats.npy import npy_file
-from ckptfs.formats.source import Item
+from ckptfs.formats.source import OUTSIDE, Item
 from ckptfs.vfs.names import MAX_LEVELS, escape
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
@@ -59,6 +59,8 @@ def _leaf(item: Item) -> Leaf:
 
 def _refusal(item: Item, reason: str | None) -> dict[str, str | None]:
     """What a file shows instead of a value that is refused."""
+    if reason and reason.endswith(OUTSIDE):
+        reason += ". Use --follow-links to allow it"
     why = {"refused": reason, "class": item.class_name}
     return why if item.target is None else {**why, "target": item.target}
 

@@ -81,7 +81,7 @@ def test_view_opens_paths_and_says_what_it_made_and_dropped() -> None:
 
 def test_view_without_what_it_needs() -> None:
     with ckptfs.open(LLAMA / "cs.mdl") as checkpoint:
-        with pytest.raises(UsageError, match="--config"):
+        with pytest.raises(UsageError, match="no model config"):
             ckptfs.view(checkpoint)
         with pytest.raises(UnknownFamily, match="did you mean llama"):
             ckptfs.view(checkpoint, model="lama", config=LLAMA / "cs.yaml")
@@ -93,7 +93,7 @@ def test_view_without_what_it_needs() -> None:
 
 def test_a_model_that_is_not_known_is_named(tmp_path: Path) -> None:
     save_file({"a": ARRAY}, tmp_path / "model.safetensors")
-    for config, named in ({"model_type": "sphinx"}, "sphinx"), ({}, "--model"):
+    for config, named in ({"model_type": "sphinx"}, "sphinx"), ({}, "nothing in the checkpoint tells"):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with ckptfs.open(tmp_path) as checkpoint:
             view, reason = prepare(checkpoint.source)

@@ -235,7 +235,8 @@ def test_transformers_takes_the_same(tmp_path: Path) -> None:
 
 
 def test_an_index_of_the_whole_file_is_no_choice(tmp_path: Path) -> None:
-    save_torch({"a": torch.ones(2)}, tmp_path / "model.safetensors")
-    write_index(tmp_path, {"a": "model.safetensors"})
+    save_torch({"a": torch.ones(2), "b": torch.zeros(2)}, tmp_path / "model.safetensors")
+    write_index(tmp_path, dict.fromkeys("ba", "model.safetensors"))
     with closing(open_folder(tmp_path)) as source:
         assert not source.warnings
+        assert list(source.items) == ["b", "a"]  # the order of the index

@@ -107,7 +107,7 @@ def hf(tmp_path: Path) -> Iterator[dict[str, object]]:
 def test_an_existing_output_is_kept_without_force(hf: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "c_to_hf").mkdir()
     (tmp_path / "c_to_hf/mine").write_text("x")
-    with pytest.raises(UsageError, match="--force"):
+    with pytest.raises(UsageError, match="exists already"):
         write_outputs(hf, str(tmp_path))  # type: ignore[arg-type]
     assert (tmp_path / "c_to_hf/mine").exists()
     write_outputs(hf, str(tmp_path), force=True)  # type: ignore[arg-type]

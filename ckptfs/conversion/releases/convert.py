@@ -125,7 +125,6 @@ def _without_refused(source: Source, family: Family, drop: bool) -> Source:
     if bad and not drop:
         key, why = next(iter(bad.items()))
         more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        raise MappingError(
-            f"{family.name}: {key} cannot be carried over: {why}{more}. Use --drop-unmatched-keys to leave it out"
-        )
+        message = f"{family.name}: {key} cannot be carried over: {why}{more}"
+        raise MappingError(message, option="drop_unmatched_keys")
     return states.without(source, bad) if bad else source

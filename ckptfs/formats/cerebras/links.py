@@ -15,7 +15,7 @@ from ckptfs.formats.cerebras import items, legacy
 from ckptfs.formats.files import checked_shape, open_file
 from ckptfs.formats.hdf5.index import Index, read_index
 from ckptfs.formats.safetensors import open_safetensors
-from ckptfs.formats.source import Item, Source
+from ckptfs.formats.source import OUTSIDE, Item, Source
 from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DTYPES
 from ckptfs.tensors.file_tensor import FileTensor
@@ -42,10 +42,7 @@ class Links:
         shown = target if inner is None else f"{target}:{inner}"
         place = self._place(target)
         if place is None:
-            reason = (
-                f"its data are in {target!r:.200}, outside of the checkpoint's folder. Use --follow-links to allow it"
-            )
-            return Item(key, "link", reason=reason, target=shown)
+            return Item(key, "link", reason=f"its data are in {target!r:.200}, {OUTSIDE}", target=shown)
         try:
             item = _READERS[kind](self, key, place, fields)
         except CkptfsError as error:
