@@ -6,6 +6,7 @@ memory and its open files along.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -24,7 +25,10 @@ from ckptfs.formats.detect import open_source
 from ckptfs.tensors.cache import shared
 from ckptfs.vfs import hf, views
 
-_START = "import sys; sys.path[:0] = eval(sys.argv[1]); from ckptfs.api.mount import serve_request; serve_request()"
+_START = (
+    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
+    "from ckptfs.api.mount import serve_request; serve_request()"
+)
 
 
 @contextmanager
@@ -47,11 +51,7 @@ def mount(
     *shard_size* is in bytes. Files that are still open at the end stay readable, out of sight, until they are closed.
     Raises `MountError` where the machine does not allow it, and what `ckptfs.open` and `ckptfs.view` raise.
     """
-    if isinstance(source, Checkpoint):
-        source.check()
-        path, follow_links = _path_of(source), follow_links or bool(source.recipe and source.recipe.follow_links)
-    else:
-        path = os.path.abspath(source)
+    where: str | Checkpoint = source if isinstance(source, Checkpoint) else os.path.abspath(source)
     how = {
         "model": model,
         "config": config if config is None or isinstance(config, Mapping) else os.path.abspath(config),
@@ -64,20 +64,17 @@ def mount(
         if mountpoint is None:
             mountpoint = undo.enter_context(tempfile.TemporaryDirectory(prefix="ckptfs-"))
         folder = os.path.abspath(mountpoint)
-        _ask(_Request(path, folder, how, follow_links, shard_size, log))
+        _ask(_Request(where, folder, how, follow_links, shard_size, log))
         undo.callback(_unmount, folder)
         yield Path(folder)
-
-
-def _path_of(checkpoint: Checkpoint) -> str:
-    return checkpoint.recipe.path if checkpoint.recipe else os.path.abspath(checkpoint.source.path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     """What is mounted, where and how; all paths are absolute."""
 
-    source: str
+    source: str | Checkpoint
+    """A checkpoint is opened again, if it is still the same."""
     mountpoint: str
     how: Mapping[str, Any]
     """Keywords of `resolve.prepare`."""
@@ -89,7 +86,7 @@ class _Request:
 def _ask(request: _Request) -> None:
     """Have a process of its own mount it; raises what that raises."""
     path = [os.path.abspath(entry) for entry in sys.path]
-    command = [sys.executable, "-c", _START, repr(path)]
+    command = [sys.executable, "-c", _START, json.dumps(path)]
     done = subprocess.run(command, input=pickle.dumps(request), capture_output=True, cwd="/")
     if done.returncode == 0 and not done.stdout:
         return
@@ -105,9 +102,8 @@ def _ask(request: _Request) -> None:
 
 def serve_request() -> None:
     """The process of its own: mount what stdin says; stdout gets the error, or nothing."""
-    request = pickle.load(sys.stdin.buffer)
     try:
-        _mount(request)
+        _mount(pickle.load(sys.stdin.buffer))
     except (CkptfsError, OSError) as error:
         sys.stdout.buffer.write(pickle.dumps(error))
         sys.stdout.flush()
@@ -119,8 +115,11 @@ def _mount(request: _Request) -> None:
     from ckptfs.mount.mount_table import check_mountpoint
 
     fuse.load_binding()
-    where = check_mountpoint(request.mountpoint, request.source)
-    source = open_source(request.source, shared(), follow_links=request.follow_links)
+    if isinstance(request.source, Checkpoint):
+        source = request.source.source
+    else:
+        source = open_source(request.source, shared(), follow_links=request.follow_links)
+    where = check_mountpoint(request.mountpoint, source.path)
     view, reason = prepare(source, **request.how)
     size = request.shard_size or hf.DEFAULT_SHARD_BYTES
     tree = views.build(source, view, reason=reason, shard_bytes=size, where=where)
