@@ -22,9 +22,11 @@ import pytest
 from click import Context
 
 import ckptfs
+from ckptfs.cli.advice import advised, advised_reason
 from ckptfs.cli.main import COMMANDS, cli
 from ckptfs.conversion import registry
-from ckptfs.errors import UnmatchedKeys, UnsupportedValue
+from ckptfs.errors import CkptfsError, UnmatchedKeys, UnsupportedValue
+from ckptfs.formats.source import OUTSIDE
 from tests.cli.conftest import safetensors_bytes
 from tests.conftest import ROOT, Mounter
 from tests.documents import blocks, commands, pattern, read
@@ -36,7 +38,7 @@ README, COMMANDS_PAGE = read("README.md"), read("docs/commands.md")
 GOLDEN = FAMILIES / "llama/cs2hf-gqa-fp32"
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 3), ("docs/commands.md", 25), ("docs/python.md", 2)])
+@pytest.mark.parametrize(("page", "count"), [("README.md", 3), ("docs/commands.md", 25), ("docs/python.md", 4)])
 def test_every_console_and_python_block_does_what_it_shows(page: str, count: int, mounter: Mounter) -> None:
     folder = mounter.folder
     shutil.copy(GOLDEN / "cs.mdl", folder / "checkpoint.mdl")
@@ -155,7 +157,12 @@ def messages() -> list[str]:
     """Every text in the program, and messages that are put together."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "ckptfs").rglob("*.py")]
     found = [texts(node) for tree in trees for node in ast.walk(tree)]
-    return [*found, str(UnmatchedKeys("gpt2", [("a", ""), ("b", "")]))]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    for call in calls:  # an error, to which commands add the option that helps
+        for keyword in call.keywords:
+            if keyword.arg == "option" and isinstance(keyword.value, ast.Constant):
+                found.append(advised(CkptfsError(texts(call.args[0]), option=str(keyword.value.value))))
+    return [*found, advised_reason(OUTSIDE) or "", str(UnmatchedKeys("gpt2", [("a", ""), ("b", "")]))]
 
 
 def test_symptoms_are_what_the_program_says() -> None:

@@ -1,8 +1,6 @@
 """The kernel's side: libfuse callbacks, open files, the daemon, the mount table, doctor.
 
 Knows `vfs.Tree` and nothing of checkpoints. The only room that imports the FUSE binding.
-
-The package can be called: ``ckptfs.mount(source, folder)`` is `ckptfs.api.mount.mount`, which has the same name.
 """
 
 import sys
@@ -11,6 +9,8 @@ from typing import Any
 
 
 class _Callable(ModuleType):
+    """``ckptfs.mount(source, folder)``: the function `ckptfs.api.mount.mount`, under the name that this package has."""
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         from ckptfs.api.mount import mount
 
