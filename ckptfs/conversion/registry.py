@@ -38,6 +38,39 @@ for _name, _aliases in _ALIASES.items():
         _family = replace(FAMILIES[_name], name=_alias, alias_of=_name, notes=f"alias of {_name}")
         FAMILIES[_alias] = replace(_family, cs_name=_CS_NAMES.get(_alias, _family.cs_name))
 
+_OLDER_NAMES = {"bert-q&a": "bert-qa"}
+"""Names that the public converter had in older releases."""
+_ANY_CASE = {name.lower(): name for name in FAMILIES} | _OLDER_NAMES
+TRAINER_CLASSES = {
+    "BertForPreTrainingModel": "bert",
+    "BertForSequenceClassificationModel": "bert-sequence-classifier",
+    "BertForSummarizationModel": "bert-summarization",
+    "BertSummarizationModel": "bert-summarization",
+    "BertForTokenClassificationModel": "bert-token-classifier",
+    "BloomModel": "bloom",
+    "BTLMModel": "btlm",
+    "DPOModel": "dpo",
+    "DPRWrapperModel": "dpr",
+    "Esm2ForPreTrainingModel": "esm-2",
+    "FalconModel": "falcon",
+    "Gemma2Model": "gemma2",
+    "GPT3Model": "gpt2",
+    "GPTNeoXModel": "gpt-neox",
+    "JAISModel": "jais",
+    "LlamaModel": "llama",
+    "LlavaModel": "llava",
+    "MistralModel": "mistral",
+    "MixtralModel": "mixtral",
+    "MMSimpleModel": "mmsimple-llava",
+    "SantaCoderModel": "santacoder",
+    "StarCoderModel": "starcoder",
+    "T5ForConditionalGenerationModel": "t5",
+    "TransformerModel": "transformer",
+    "ViTClassificationWrapperModel": "vit",
+}
+"""The trainer's ``model_name`` is the name of its model class. ``Gpt2Model`` and ``GptjModel`` tell nothing: before 2.4
+they trained many models."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -51,17 +84,17 @@ class Entry:
 
 
 def family(name: str) -> Family:
-    """The family of that model name; `UnknownFamily` names the nearest ones."""
-    found = FAMILIES.get(name)
+    """The family of that model name, in upper or lower case; `UnknownFamily` names the nearest ones."""
+    found = _ANY_CASE.get(name.lower())
     if found is None:
-        raise UnknownFamily(name, difflib.get_close_matches(name, FAMILIES, n=2))
-    return found
+        raise UnknownFamily(name, difflib.get_close_matches(name.lower(), FAMILIES, n=2))
+    return FAMILIES[found]
 
 
 def by_cs_name(name: str) -> Family | None:
     """The family of a ``model_name`` or ``model.name`` in a Cerebras checkpoint, or None."""
-    if name in FAMILIES:
-        return FAMILIES[name]
+    if name in FAMILIES or name in TRAINER_CLASSES:
+        return FAMILIES[TRAINER_CLASSES.get(name, name)]
     return next((f for f in FAMILIES.values() if f.cs_name == name), None)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptfs.conversion import plan, registry
+from ckptfs.conversion.config_files import config_beside
 from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.explain import FieldUse
 from ckptfs.conversion.family import Family
@@ -64,8 +65,9 @@ def prepare(
 def recorded_family(source: Source) -> str | None:
     """The family that the checkpoint names itself, also where its config cannot be converted; None when it does not."""
     if source.metadata:
-        found = registry.by_cs_name(str(source.metadata[-1].get("model_name") or ""))
-        return found.name if found else None
+        params = source.metadata[-1].get("params")
+        known = map(registry.by_cs_name, _names(source.metadata, params if isinstance(params, Mapping) else {}))
+        return next((family.name for family in known if family), None)
     candidates = registry.by_hf_config(source.config or {})
     return candidates[0].name if candidates else None
 
@@ -98,13 +100,15 @@ def plan_view(
     # What wrote the file may have been a converter: good enough to a Hugging Face model, not between releases.
     auto = last.get("version") or (source.release if tgt == HF or not cerebras else None)
     src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
-    values = _config(source, config, last if cerebras else {})
+    values, found = _config(source, config, last, cerebras)
     inputs = _inputs(config, values) if HF not in (src, tgt) else None
+    notes = (f"the model config is {os.path.basename(found)}, found beside the checkpoint",) if found else ()
     problems: list[CkptfsError] = []
-    for family in _families(model, values, last, cerebras):
+    for family in _families(model, values, source.metadata if cerebras else [], cerebras):
         try:
             src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
-            return plan.make_view(source, family, values, src, tgt, dataloader=inputs, drop_unmatched=drop)
+            view = plan.make_view(source, family, values, src, tgt, dataloader=inputs, drop_unmatched=drop)
+            return replace(view, warnings=(*notes, *view.warnings))
         except (MappingError, ShapeError) as e:  # a headless or another variant may fit; a config would not change
             problems.append(e)
     raise problems[0]
@@ -136,7 +140,7 @@ def config_view(
 ) -> Conversion:
     """The conversion of a config alone, without tensors; as `convert_config`."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
-    family = _families(model, config, {}, src != HF)[0]
+    family = _families(model, config, [], src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
     made = plan.config_as(family, config, src, tgt, warnings=warnings)
     if tgt != HF:
@@ -177,15 +181,21 @@ def _fallback(tgt: ModelFormat) -> str | None:
     return "2.10" if tgt == HF else None
 
 
-def _config(source: Source, config: PathLike | Mapping[str, Any] | None, last: Mapping[str, Any]) -> Mapping[str, Any]:
+def _config(
+    source: Source, config: PathLike | Mapping[str, Any] | None, last: Mapping[str, Any], cerebras: bool
+) -> tuple[Mapping[str, Any], str | None]:
+    """The config: the one given, the checkpoint's own, or that of a file beside it, whose path comes with it."""
     if isinstance(config, Mapping):
-        return config
+        return config, None
     if config is not None:
-        return read_config(config)
-    found = last.get("params") or source.config
-    if not isinstance(found, Mapping):
+        return read_config(config), None
+    recorded = (last.get("params") if cerebras else None) or source.config
+    if isinstance(recorded, Mapping):
+        return recorded, None
+    found = config_beside(source.path, read_config) if cerebras else None
+    if found is None:
         raise UsageError(f"{source.path}: the checkpoint holds no model config; give it", option="config")
-    return found
+    return found.values, found.path
 
 
 def read_config(path: PathLike) -> Mapping[str, Any]:
@@ -193,19 +203,36 @@ def read_config(path: PathLike) -> Mapping[str, Any]:
     return config_in(os.fspath(path)) if os.path.isdir(path) else read_config_file(path)
 
 
-def _families(model: str | None, config: Mapping[str, Any], last: Mapping[str, Any], cerebras: bool) -> list[Family]:
+def _families(
+    model: str | None, config: Mapping[str, Any], metadata: Sequence[Mapping[str, Any]], cerebras: bool
+) -> list[Family]:
     """The families to try, likeliest first."""
     if model:
         return [registry.family(model)]
-    if cerebras:
-        name = last.get("model_name") or model_section(config).get("name") or ""
-        known = registry.by_cs_name(str(name)) is not None
-        found = registry.by_cs_config(str(name), model_section(config)) if known else []
-    else:
-        name = config.get("model_type") or ""
+    if not cerebras:
         found = registry.by_hf_config(config)
+        names = [str(config.get("model_type") or "")]
+    else:
+        names = _names(metadata, config)
+        known = next((name for name in names if registry.by_cs_name(name) is not None), None)
+        found = registry.by_cs_config(known, model_section(config)) if known else []
     if not found:
-        if name:
-            raise UnknownFamily(str(name))
-        raise UsageError("nothing tells the model family; name it", option="model")
+        name = next(filter(None, names), None)
+        raise UnknownFamily(name) if name else UsageError("nothing tells the model family; name it", option="model")
     return found
+
+
+def _names(metadata: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[str]:
+    """What a Cerebras checkpoint calls its model, the surest name first.
+
+    A class of the trainer may stand for several models, so the config's name goes before it.
+    """
+    recorded = [str(entry.get("model_name") or "") for entry in reversed(metadata)]
+    classes = [name for name in recorded if name in registry.TRAINER_CLASSES]
+    try:
+        named = str(model_section(config).get("name") or "")
+    except ConfigError:
+        if not recorded:
+            raise
+        named = ""
+    return [name for name in (*(n for n in recorded if n not in classes), named, *classes) if name]

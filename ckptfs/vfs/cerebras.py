@@ -34,10 +34,19 @@ def checkpoint_file(view: Conversion) -> ExtentFile:
 
 
 def state_of(view: Conversion) -> State:
-    """The whole state dict of *view*; with nothing but a ``model`` state where the view has no other."""
+    """The whole state dict of *view*: a ``model`` state and ``__metadata__`` where the view has no other."""
     if view.state is None or view.state.tree is None:
-        return model_state(view.tensors)
+        return state_tree({"model": dict(view.tensors), "__metadata__": [trainer_metadata(view)]})
     return State(view.state.tree, view.state.items)
+
+
+def trainer_metadata(view: View) -> dict[str, Any]:
+    """The entry of ``__metadata__`` that the trainer would write; *model_name* is the name of the family.
+
+    The trainer refuses other releases than its own, but not a version with a local part: a checkpoint of ``cs-2.9``
+    stays loadable in 2.10, as it is without metadata. ``cs-auto`` of the public converter reads it too.
+    """
+    return {"version": f"{release_of(view.tgt)}+ckptfs", "model_name": view.model, "params": dict(view.config)}
 
 
 def model_state(tensors: Mapping[str, Tensor]) -> State:

@@ -139,8 +139,13 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The leaves that came out, as they should be."""
+        """The leaves that came out, as they should be.
+
+        The converter leaves the model's name in the entry of the conversion empty; ckptfs writes it.
+        """
         state: dict[str, Any] = self.expected["state"]
+        named = [key for key in state if key.startswith("__metadata__") and key.endswith(".model_name")]
+        state = {**state, **{key: {"value": self.model} for key in named[-1:]}}
         if self.case == ONE_PREFIX:
             return {key.replace("model.model.model.", "model.model."): value for key, value in state.items()}
         return state

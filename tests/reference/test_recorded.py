@@ -55,4 +55,6 @@ def test_it_loads_what_was_recorded(run: Run, found: dict[str, dict[str, Any]]) 
         key: what.get("sha256", repr(what.get("value"))) for key, what in want.items() if {"sha256", "value"} & {*what}
     }
     assert {key: leaves.get(key) for key in known} == known
-    assert set(leaves) == set(want)
+    more = {key for key in set(leaves) - set(want) if key.startswith("__metadata__.0.")}
+    assert set(leaves) - more == set(want)
+    assert bool(more) == (not isinstance(run, Run) or run.src == "hf")  # the converter writes no metadata there

@@ -61,7 +61,7 @@ def upgraded(
         states.put(state, "dataloader", dataloader)
     if note and path and not path[-1].step.model_only:
         assert tgt.release is not None
-        states.note(state, "{}.{}.0".format(*tgt.release), config)
+        states.note(state, "{}.{}.0".format(*tgt.release), family.name, config)
     result = states.closed(state, source)
     return Converted(_without_refused(result, family, drop_unmatched), config, tuple(warnings))
 

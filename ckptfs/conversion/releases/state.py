@@ -77,10 +77,10 @@ def put(state: State, key: str, value: object) -> None:
     state.top[key] = _made(state.items, key, value)
 
 
-def note(state: State, version: str, config: Mapping[str, Any]) -> None:
-    """Append the entry of a conversion to ``__metadata__``; *config* is the whole new config."""
+def note(state: State, version: str, model: str, config: Mapping[str, Any]) -> None:
+    """Append the entry of a conversion of *model* to ``__metadata__``; *config* is the whole new config."""
     _check_size(config)
-    entry = {"version": version, "model_name": "", "params": config}
+    entry = {"version": version, "model_name": model, "params": config}
     old = state.top.pop(METADATA, None)
     held = old.children if isinstance(old, Container) and old.keys is None else ()
     made = _made(state.items, f"{METADATA}.{len(held)}", entry)

@@ -334,7 +334,7 @@ def test_metadata_is_appended_to() -> None:
     assert view.state.metadata[1]["params"] == view.config
     values = {key: item.value for key, item in view.state.items.items() if item.tensor is None}
     assert values["__metadata__.0.model_name"] == "gpt2"
-    assert (values["__metadata__.1.version"], values["__metadata__.1.model_name"]) == ("2.6.0", "")
+    assert (values["__metadata__.1.version"], values["__metadata__.1.model_name"]) == ("2.6.0", "gpt2")
 
 
 def test_configs_that_would_fill_memory_are_refused() -> None:
