@@ -45,7 +45,7 @@ def command(file: str, **options: Any) -> None:
     )
     folder = options["output_dir"] or os.path.dirname(os.path.abspath(file))
     for path in write_outputs({**config_output(view, file, folder=folder)}, folder, force=options["force"]):
-        click.echo(path)
+        click.echo(f"Config saved to {os.path.join(path, 'config.json') if os.path.isdir(path) else path}")
     for warning in warnings:
         click.echo(f"ckptfs: {printable(warning)}", err=True)
 

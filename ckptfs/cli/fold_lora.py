@@ -42,5 +42,5 @@ def command(checkpoint_path: str, params: str, **options: Any) -> None:
             written = write_outputs({**files}, folder, force=options["force"], progress=progress, check=source.check)
     for warning in warnings:
         click.echo(f"ckptfs: {printable(warning)}", err=True)
-    for path in written:
-        click.echo(path)
+    for kind, path in zip(("checkpoint", "config"), written, strict=True):
+        click.echo(f"Saved folded {kind} to: {path}")

@@ -6,12 +6,16 @@ stood, keys that a rule generates follow it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ckptfs.conversion.rules import AT_END, Claim, Context, Rule, Side, Table
 from ckptfs.errors import MappingError, MissingKeys, ShapeError, UnmatchedKeys
 from ckptfs.tensors.tensor import Tensor
+
+log = logging.getLogger("ckptfs.conversion.keys")
+"""What each key becomes, at debug level."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ def convert_tensors(
     generated: list[str] = []
     for group in groups.values():
         tensors = _apply(group, frm, to, context)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s -> %s", ", ".join(key for key, _ in group.members.values()), ", ".join(tensors) or "nothing")
         result |= tensors
         for extra in group.rule.extras(to):
             made = extra.generate(context, list(tensors.values())[extra.of])
@@ -66,6 +72,10 @@ def convert_tensors(
                 generated.append(name)
     behind |= {name: (AT_END, t) for name, (how, t) in shared.items() if how == "replace" or name not in result}
     generated += [name for name in behind if name in shared]
+    for key in (*dropped, *unmatched):
+        log.debug("%s -> nothing", key)
+    for key in generated:
+        log.debug("generated: %s", key)
     result |= {name: t for name, (_, t) in sorted(behind.items(), key=lambda late: late[1][0])}
     return result, tuple(dropped + unmatched), tuple(dict.fromkeys(generated))
 

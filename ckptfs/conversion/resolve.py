@@ -156,7 +156,7 @@ def explain_config(
 ) -> tuple[str, ModelFormat, ModelFormat, list[FieldUse]]:
     """What happens to each field of *config*; first the model and the two formats that the table connects."""
     src, tgt = parse_format(src_fmt), parse_format(tgt_fmt)
-    family = _families(model, config, {}, src != HF)[0]
+    family = _families(model, config, [], src != HF)[0]
     src, tgt = _in_full(src, src_fmt, family), _in_full(tgt, tgt_fmt, family)
     uses, near = plan.explain_config_as(family, config, src, tgt)
     return family.name, near if tgt == HF else HF, HF if tgt == HF else near, uses

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import yaml
@@ -25,8 +26,9 @@ from ckptfs.tensors.tensor import Tensor
 from ckptfs.tensors.tensor import nbytes as tensor_nbytes
 from ckptfs.tools.write import new_file, write_file
 from ckptfs.vfs.cerebras import checkpoint_file, model_state, params_file, release_of, state_of
-from ckptfs.vfs.components import parts_of
-from ckptfs.vfs.hf import json_files
+from ckptfs.vfs.components import beside_part, parts_of
+from ckptfs.vfs.hf import json_files, model_files
+from ckptfs.vfs.tree import Entry
 
 Progress = Callable[[int], object]
 Check = Callable[[], object]
@@ -80,19 +82,22 @@ def outputs(
     safetensors: bool,
     compress: str | None = None,
     folder: str = "",
+    beside: Mapping[str, Entry] | None = None,
 ) -> dict[str, Written | dict[str, ExtentFile]]:
     """What a conversion writes: names to files, or to folders of files. *config* is the source config's path.
 
-    *compress* is None or ``lz4``, for Cerebras targets; *folder* is where the outputs go, for configs that name a
-    path. Several components have a folder each; the names of the folders that they come from do not matter.
+    *compress* is None or ``lz4``, for Cerebras targets; *beside* are the files of a tokenizer's folder, for Hugging
+    Face. *folder* is where the outputs go, for configs that name a path. Several components have a folder each; the
+    names of the folders that they come from do not matter. Of a Cerebras checkpoint, the config is last.
     """
+    one_model = partial(hf_outputs, shard_bytes=shard_bytes, safetensors=safetensors)
     if view.components and view.tgt == "hf":
         parts = parts_of(view, folder).items()
-        return {name: hf_outputs(part, shard_bytes=shard_bytes, safetensors=safetensors) for name, part in parts}
+        return {name: one_model(part, beside=beside_part(part, beside or {})) for name, part in parts}
     if view.components:
         checkpoint, config = "pytorch_model", "config"
     if view.tgt == "hf":
-        return {f"{stem(checkpoint)}_to_hf": hf_outputs(view, shard_bytes=shard_bytes, safetensors=safetensors)}
+        return {f"{stem(checkpoint)}_to_hf": one_model(view, beside=beside)}
     return {
         f"{stem(checkpoint)}_to_{view.tgt}.mdl": Compressed(state_of(view), release_of(view.tgt))
         if compress
@@ -101,18 +106,36 @@ def outputs(
     }
 
 
-def hf_outputs(view: Conversion, *, shard_bytes: int, safetensors: bool) -> dict[str, ExtentFile]:
-    """Numbered shards with their index, also when there is only one, and the config."""
+def hf_outputs(
+    view: Conversion, *, shard_bytes: int, safetensors: bool, beside: Mapping[str, Entry] | None = None
+) -> dict[str, ExtentFile]:
+    """What the mount shows, with numbered shards and their index also when there is only one."""
     if safetensors:
-        return {**hf_files(view.tensors, shard_bytes, numbering="always"), **_configs(view)}
+        return model_files(view, hf_files(view.tensors, shard_bytes, numbering="always"), beside or {})
     named = named_shards(view.tensors, shard_bytes, stem="pytorch_model", suffix=".bin", numbering="always")
-    files = {name: torch_file(part) for name, part in named.items()}
-    return {**files, "pytorch_model.bin.index.json": index_file(named, numbering="always"), **_configs(view)}
+    weights = {name: torch_file(part) for name, part in named.items()}
+    weights["pytorch_model.bin.index.json"] = index_file(named, numbering="always")
+    return model_files(view, weights, beside or {})
 
 
 def _configs(view: Conversion) -> dict[str, ExtentFile]:
     """``config.json``, and the JSON files that belong to it."""
     return json_files({**view.files, "config.json": view.config})
+
+
+def in_place(
+    files: Mapping[str, Written | dict[str, ExtentFile]], checkpoint: str, config: str | None
+) -> dict[str, Written | dict[str, ExtentFile]]:
+    """*files* of `outputs` under absolute names, each beside its input: a config beside the source *config*."""
+    folder = os.path.dirname(os.path.abspath(checkpoint))
+    placed = {os.path.join(folder, name): file for name, file in files.items()}
+    if config is None or os.path.isdir(config):
+        return placed
+    *others, last = placed
+    if not last.endswith(".yaml"):
+        return placed
+    beside = os.path.join(os.path.dirname(os.path.abspath(config)), os.path.basename(last))
+    return {**{name: placed[name] for name in others}, beside: placed[last]}
 
 
 def config_output(view: Conversion, path: str, *, folder: str = "") -> dict[str, Written | dict[str, ExtentFile]]:
@@ -168,6 +191,8 @@ def write_outputs(
     for path in targets:
         if os.path.lexists(path) and not force:
             raise UsageError(f"{path} exists already", option="force")
+        if not os.access(os.path.dirname(path), os.W_OK):
+            raise UsageError(f"{path} cannot be written there; give another folder", option="output_dir")
     _check_room(folder, nbytes(files))
     for path, file in targets.items():
         if isinstance(file, ExtentFile):

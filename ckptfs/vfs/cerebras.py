@@ -40,7 +40,7 @@ def state_of(view: Conversion) -> State:
     return State(view.state.tree, view.state.items)
 
 
-def trainer_metadata(view: View) -> dict[str, Any]:
+def trainer_metadata(view: Conversion) -> dict[str, Any]:
     """The entry of ``__metadata__`` that the trainer would write; *model_name* is the name of the family.
 
     The trainer refuses other releases than its own, but not a version with a local part: a checkpoint of ``cs-2.9``

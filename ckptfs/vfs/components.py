@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ckptfs.conversion.components import within
 from ckptfs.conversion.conversion import Conversion
+from ckptfs.vfs.generation import lacks_end
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
 
@@ -45,11 +46,22 @@ def model_folder(
     if not view.components:
         return one(view, _again(extra or {}))
     parts = parts_of(view, where)
-    return Folder(
-        lambda: {
-            name: one(part, _again(extra or {}) if "vocab_size" in part.config else {}) for name, part in parts.items()
-        }
-    )
+    return Folder(lambda: {name: one(part, _again(beside_part(part, extra or {}))) for name, part in parts.items()})
+
+
+def beside_part(part: Conversion, extra: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    """The files of a tokenizer for one component: all of them, if it has a vocabulary."""
+    return extra if "vocab_size" in part.config else {}
+
+
+def unknown_end(view: Conversion, extra: Mapping[str, Entry]) -> list[str]:
+    """What to tell of models for text whose end-of-text token nothing names; *extra* are the tokenizer's files."""
+    if view.tgt != "hf":
+        return []
+    parts = [part for part in parts_of(view).values() if "vocab_size" in part.config] if view.components else [view]
+    if not any(lacks_end(part.config, extra) for part in parts):
+        return []
+    return ["no file names the end-of-text token: loaders take that of their model class; --tokenizer DIR brings it"]
 
 
 def _again(entries: Mapping[str, Entry]) -> dict[str, Entry]:

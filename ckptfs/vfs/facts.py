@@ -14,16 +14,19 @@ from ckptfs.errors import SourceError
 from ckptfs.formats.source import Container, Item, Source
 from ckptfs.tensors.ranges import to_numpy
 from ckptfs.tensors.tensor import Tensor, n_elements, nbytes
+from ckptfs.vfs.components import unknown_end
+from ckptfs.vfs.tree import Entry
 
 STEP_KEY = "global_step"
 
 
-def facts(source: Source, view: Conversion | None = None) -> dict[str, Any]:
+def facts(source: Source, view: Conversion | None = None, beside: Mapping[str, Entry] | None = None) -> dict[str, Any]:
     """What is known about *source* before any tensor is read, ready for JSON.
 
     Parameters are the elements of the tensors of the ``model`` state, or of all tensors where there is no such
     state. A tied tensor counts once in *n_parameters* and *nbytes*, under each of its keys in *n_tensors* and
-    *dtypes*. *view* is the checkpoint in another format; it tells the family and has warnings of its own.
+    *dtypes*. *view* is the checkpoint in another format; it tells the family and has warnings of its own. *beside* are
+    the files of a tokenizer's folder.
     """
     held = source.tensors()
     return {
@@ -42,7 +45,7 @@ def facts(source: Source, view: Conversion | None = None) -> dict[str, Any]:
         "states": states(source),
         "views": {view.tgt: {"n_tensors": len(view.tensors)}} if view else {},
         "refused": [_refusal(item) for item in source.items.values() if item.kind in ("object", "link")],
-        "warnings": [*source.warnings, *(view.warnings if view else ())],
+        "warnings": [*source.warnings, *((*view.warnings, *unknown_end(view, beside or {})) if view else ())],
     }
 
 

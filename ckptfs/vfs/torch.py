@@ -9,7 +9,7 @@ from ckptfs.formats.huggingface import index_file, named_shards
 from ckptfs.formats.nested import model_state, nested_state
 from ckptfs.formats.source import Source
 from ckptfs.formats.torch.writer import torch_file
-from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, config_files, json_files
+from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, leaves, model_files
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
 STEM = "pytorch_model"
@@ -34,14 +34,9 @@ def hf_bin_folder(
 
     def make() -> dict[str, Entry]:
         named = named_shards(view.tensors, shard_bytes, stem=STEM, suffix=".bin")
-        files = (
-            json_files(view.files)
-            | config_files(view.config)
-            | {name: torch_file(part) for name, part in named.items()}
-        )
+        weights = {name: torch_file(part) for name, part in named.items()}
         if len(named) > 1:
-            files[f"{STEM}.bin.index.json"] = index_file(named)
-        own: dict[str, Entry] = {name: Leaf(file) for name, file in files.items()}
-        return {**own, **{name: entry for name, entry in (extra or {}).items() if name not in own}}
+            weights[f"{STEM}.bin.index.json"] = index_file(named)
+        return leaves(model_files(view, weights, extra or {}))
 
     return Folder(make)

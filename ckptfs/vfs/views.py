@@ -136,7 +136,7 @@ def build(
     *view* is the checkpoint in another format, *reason* says why there is none. *beside* adds files to ``hf/`` and
     ``hf-bin/`` that they lack. *where* is the mount point, for configs that name a path.
     """
-    about = facts(source, view)
+    about = facts(source, view, beside)
     subject = Subject(source, view, about, None if view else reason, shard_bytes, beside or {}, where)
     children = {spec.name: spec.make(subject) for spec in _applying(subject)}
     return Tree(Folder(lambda: children), source.mtime_ns, source.check)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from ckptfs.errors import UsageError
+from ckptfs.formats.extents import text_file
+from ckptfs.tools.export import write_outputs
 from tests.conftest import Mounter
-from tests.paths import FAMILIES
+from tests.paths import FAMILIES, RELEASES
 from tests.waiting import MAX_SECONDS, wait_for
 
 LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32"
@@ -22,8 +27,14 @@ def test_the_converters_command_line_carries_over(mounter: Mounter) -> None:
         *("convert", LLAMA / "cs.mdl", *TO_HF, "--output-dir", out, "--hf-shard-size", "20KB", "--export-pickle"),
         *("--drop-unmatched-keys", "--no-progress-bar", "--debug"),
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == [str(out / "cs_to_hf")]
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        f"Checkpoint saved to {out}/cs_to_hf",
+        f"Config saved to {out}/cs_to_hf/config.json",
+    ]
+    *mapping, warning = done.stderr.splitlines()
+    assert "lm_head.weight -> lm_head.weight" in mapping
+    assert warning.startswith("ckptfs: no file names the end-of-text token")
     names = {p.name for p in (out / "cs_to_hf").iterdir()}
     assert names == {
         "config.json",
@@ -66,6 +77,60 @@ def test_a_refused_config_leaves_nothing(mounter: Mounter, config: str, message:
     assert done.returncode == 1
     assert message in done.stderr
     assert [p.name for p in mounter.folder.iterdir()] == ["params.yaml"]
+
+
+def test_each_output_lies_beside_its_input(mounter: Mounter) -> None:
+    source, configs = mounter.folder / "checkpoints", mounter.folder / "configs"
+    shutil.copytree(FAMILIES / "gpt2/hf2cs-untied-fp32/hf", source)
+    configs.mkdir()
+    (source / "config.json").rename(configs / "config.json")
+    weights = next(source.glob("*.index.json"))
+    there = ("--model", "gpt2", "--src-fmt", "hf", "--tgt-fmt", "cs-2.9", "--config", configs / "config.json")
+    done = mounter.ckptfs("convert", weights, *there)
+    assert done.returncode == 0, done.stderr
+    (mdl,) = source.glob("*_to_cs-2.9.mdl")
+    config = configs / "config_to_cs-2.9.yaml"
+    assert done.stdout.splitlines() == [f"Checkpoint saved to {mdl}", f"Config saved to {config}"]
+    back = ("--model", "gpt2", "--src-fmt", "cs-2.9", "--tgt-fmt", "hf", "--config", config)
+    done = mounter.ckptfs("convert", mdl, *back)
+    folder = source / f"{mdl.stem}_to_hf"
+    assert done.stdout.splitlines() == [
+        f"Checkpoint saved to {folder}",
+        f"Config saved to {folder}/config.json",
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--output-dir"):
+        write_outputs({"/nowhere/config.yaml": text_file("x"), "a.mdl": text_file("y")}, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_convert_wrote_mounts_without_flags(mounter: Mounter) -> None:
+    """Nothing but the checkpoint is there, and configs of that release have no name."""
+    source = FAMILIES / "gpt2/hf2cs-untied-fp32/hf"
+    to = ("--tgt-fmt", "cs-2.2", "--output-dir", mounter.folder)
+    assert mounter.ckptfs("convert", source, *to).returncode == 0
+    (mounter.folder / "config_to_cs-2.2.yaml").unlink()
+    about = json.loads(mounter.ckptfs("info", mounter.folder / "hf_to_cs-2.2.mdl", "--json").stdout)
+    assert about["family"] == "gpt2"
+    assert list(about["views"]) == ["hf"]
+
+
+def test_debug_says_what_each_key_becomes(mounter: Mounter) -> None:
+    out = ("--output-dir", mounter.folder, "--debug")
+    done = mounter.ckptfs("convert", LLAMA / "cs.mdl", *TO_HF, *out)
+    pairs = dict(line.split(" -> ") for line in done.stderr.splitlines() if " -> " in line)
+    assert pairs["embedding_layer.word_embeddings.weight"] == "model.embed_tokens.weight"
+    assert pairs["ln_f.weight"] == "nothing"
+    quiet = mounter.ckptfs("convert", LLAMA / "cs.mdl", *TO_HF, *out[:2], "--force")
+    assert " -> " not in quiet.stderr
+    case, mdl = RELEASES / "llama/2.0_to_2.1", mounter.folder / "old.mdl"
+    mdl.write_bytes(gzip.decompress((case / "cs.mdl.gz").read_bytes()))
+    options = ("--model", "llama", "--src-fmt", "cs-2.0", "--tgt-fmt", "cs-2.1", "--config", case / "cs.yaml")
+    done = mounter.ckptfs("convert", mdl, *options, *out)
+    assert done.returncode == 0, done.stderr
+    assert "lm_head.weight -> lm_head.weight" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -139,7 +204,7 @@ def test_convert_config_both_ways(mounter: Mounter) -> None:
     assert there.read_bytes() == (case / "cs.yaml").read_bytes()
     done = mounter.ckptfs("convert-config", there, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")
     assert done.returncode == 0, done.stderr
-    back = json.loads(Path(done.stdout.strip()).read_text())
+    back = json.loads(Path(done.stdout.removeprefix("Config saved to ").strip()).read_text())
     recorded = json.loads((case / "expected_hf.json").read_text())["roundtrip"]["config"]
     assert {k: v for k, v in back.items() if k != "architectures"} == recorded
     again = mounter.ckptfs("convert-config", there, "--src-fmt", "cs-2.9", "--tgt-fmt", "hf")

@@ -71,7 +71,13 @@ def convert(ckptfs: Ckptfs, tmp: Path, config: str, *options: str) -> Result:
 
 def written(result: Result) -> Any:
     assert result.code == 0, result.err
-    return yaml.safe_load(Path(result.text.strip()).read_text())
+    return yaml.safe_load(path_in(result).read_text())
+
+
+def path_in(result: Result) -> Path:
+    start = "Config saved to "
+    assert result.text.startswith(start)
+    return Path(result.text.removeprefix(start).rstrip("\n"))
 
 
 @pytest.mark.parametrize("run", RECORDED, ids=str)
@@ -89,7 +95,7 @@ def test_recorded(ckptfs: Ckptfs, tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize("tgt", ["cs-2.4", "cs-2.5", "cs-2.10"])
 def test_several_steps(ckptfs: Ckptfs, tmp_path: Path, src: str, tgt: str) -> None:
     result = convert(ckptfs, tmp_path, OLD, "--model", "gpt2", "--src-fmt", src, "--tgt-fmt", tgt)
-    assert Path(result.text.strip()).name == f"cs_to_{tgt}.yaml"
+    assert path_in(result).name == f"cs_to_{tgt}.yaml"
     assert written(result) == {"trainer": NEW}
 
 

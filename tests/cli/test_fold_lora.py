@@ -37,7 +37,7 @@ def test_both_outputs_stand_beside_their_inputs(groups: tuple[Path, Path], ckptf
     done = ckptfs(*command(checkpoint, params))
     assert (done.code, done.err) == (0, "")
     model, config = checkpoint.with_name("checkpoint_100_folded.mdl"), params.with_name("params_folded.yaml")
-    assert done.text.split() == [str(model), str(config)]
+    assert done.text.splitlines() == [f"Saved folded checkpoint to: {model}", f"Saved folded config to: {config}"]
     assert config.read_bytes() == (DATA / "groups_folded.yaml").read_bytes()
     ((_, state),) = json.loads((DATA / "groups_folded.expected.json").read_text())["tree"]["items"]
     with package.open(model) as folded:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,14 +100,12 @@ def test_shards(run: Run, mounter: Mounter, command: Command) -> None:
     assert config_differences(json.loads((mnt / "hf/config.json").read_text()), run.expected["config"]) == []
     for shown, option, *_ in KINDS:
         out = mounter.folder / shown
-        code, printed, err = command(
-            run.folder, "convert", *args, "--hf-shard-size", "10KB", option, "--output-dir", out
-        )
+        code, _, err = command(run.folder, "convert", *args, "--hf-shard-size", "10KB", option, "--output-dir", out)
         assert code == 0, err
         names = sorted(p.name for p in (mnt / shown).iterdir() if p.suffix in (".safetensors", ".bin"))
         assert len(names) == 2
         for name in names:
-            assert (mnt / shown / name).read_bytes() == (Path(printed.strip()) / name).read_bytes()
+            assert (mnt / shown / name).read_bytes() == next(out.glob(f"*/{name}")).read_bytes()
 
 
 @pytest.mark.parametrize("run", [r for r in MOUNTED if r.tgt != "hf"], ids=str)
@@ -148,8 +147,9 @@ def test_refused_config(run: Run, mounter: Mounter) -> None:
 
 def test_the_checkpoint_alone_is_enough_where_it_tells_its_family(mounter: Mounter) -> None:
     """No ``__metadata__`` in the recorded files, so there is no model folder, and the mount says how to get one."""
-    mnt = mounter.mountpoint()
-    done = mounter.ckptfs("mount", FAMILIES / "llama/cs2hf-gqa-fp32/cs.mdl", mnt)
+    mnt, alone = mounter.mountpoint(), mounter.folder / "alone.mdl"
+    shutil.copy(FAMILIES / "llama/cs2hf-gqa-fp32/cs.mdl", alone)
+    done = mounter.ckptfs("mount", alone, mnt)
     assert done.returncode == 0, done.stderr
     assert "--model" in done.stdout
     assert "--config" in done.stdout

@@ -76,13 +76,58 @@ def test_a_pipeline_starts_from_the_mount_alone(mounter: Mounter) -> None:
 def test_the_models_own_files_stay(mounter: Mounter) -> None:
     folder = mounter.folder / "tokenizer"
     folder.mkdir()
-    for name in ("config.json", "generation_config.json", "vocab.txt"):
+    for name in ("config.json", "model.safetensors.index.json", "vocab.txt"):
         (folder / name).write_text("theirs")
     mnt = mounter.mountpoint()
     assert mounter.ckptfs("mount", LLAMA / "cs.mdl", mnt, *VIEW, "--tokenizer", folder).returncode == 0
-    assert files(mnt / "hf") == ["config.json", "generation_config.json", "model.safetensors", "vocab.txt"]
+    assert files(mnt / "hf") == ["config.json", "model.safetensors", "vocab.txt"]
     assert "hidden_size" in json.loads((mnt / "hf/config.json").read_text())
-    assert (mnt / "hf/generation_config.json").read_text() != "theirs"
+
+
+@pytest.mark.fuse
+def test_the_end_of_text_is_named_or_said_to_be_unknown(mounter: Mounter) -> None:
+    mnt = mounter.mountpoint()
+    assert mounter.ckptfs("mount", LLAMA / "cs.mdl", mnt, *VIEW).returncode == 0
+    assert not (mnt / "hf/generation_config.json").exists()
+    assert "no file names the end-of-text token" in (mnt / "README.txt").read_text()
+    assert mounter.ckptfs("umount", mnt).returncode == 0
+    folder = mounter.folder / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    (folder / "added_tokens.json").write_text('{"<end>": 36}')
+    assert mounter.ckptfs("mount", LLAMA / "cs.mdl", mnt, *VIEW, "--tokenizer", folder).returncode == 0
+    assert json.loads((mnt / "hf/generation_config.json").read_text()) == {"eos_token_id": 36}
+    assert "end-of-text" not in (mnt / "README.txt").read_text()
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("kind", "place", "weights", "index"),
+    [
+        ("--export-safetensors", "hf", "model{}.safetensors", "model.safetensors.index.json"),
+        ("--export-pickle", "hf-bin", "pytorch_model{}.bin", "pytorch_model.bin.index.json"),
+    ],
+)
+def test_convert_writes_what_the_mount_shows(mounter: Mounter, kind: str, place: str, weights: str, index: str) -> None:
+    """But for the names of shards, which convert always numbers."""
+    folder = mounter.folder / "tokenizer"
+    folder.mkdir()
+    for name, text in (
+        ("generation_config.json", '{"eos_token_id": 5}'),
+        ("tokenizer.json", "{}"),
+        ("chat_template.jinja", "{{ x }}"),
+    ):
+        (folder / name).write_text(text)
+    mnt = mounter.mountpoint()
+    how = (*VIEW, "--tokenizer", folder)
+    assert mounter.ckptfs("mount", LLAMA / "cs.mdl", mnt, *how).returncode == 0
+    to = ("--tgt-fmt", "hf", kind, "--output-dir", mounter.folder)
+    done = mounter.ckptfs("convert", LLAMA / "cs.mdl", *how, *to)
+    assert done.returncode == 0, done.stderr
+    written = {path.name: path.read_bytes() for path in (mounter.folder / "cs_to_hf").iterdir()}
+    del written[index]
+    written[weights.format("")] = written.pop(weights.format("-00001-of-00001"))
+    assert written == {path.name: path.read_bytes() for path in (mnt / place).iterdir()}
 
 
 @pytest.mark.fuse

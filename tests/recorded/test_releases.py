@@ -84,7 +84,9 @@ def test_mounted_and_converted(run: Run, tmp_path: Path, mounter: Mounter) -> No
     done = mounter.ckptfs("convert", source, *options(run), "--output-dir", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     names = [tmp_path / "out" / name for name in run.step["output_files"]]
-    assert done.stdout.split() == list(map(str, names))
+    assert done.stdout.splitlines() == [
+        f"{what} saved to {name}" for what, name in zip(("Checkpoint", "Config"), names, strict=True)
+    ]
     assert [n.read_bytes() for n in names] == [
         (mnt / f"cs/{n}").read_bytes() for n in ("checkpoint.mdl", "params.yaml")
     ]

@@ -128,7 +128,7 @@ def test_one_file_or_shards_with_an_index(tmp_path: Path) -> None:
     extra = {"tokenizer.json": Leaf(text_file("{}")), "config.json": Leaf(text_file("not this"))}
     one = write(hf_bin_folder(FakeView(tensors, {"model_type": "gpt2"}), extra=extra), tmp_path / "one")
     assert {p.name for p in one.iterdir()} == {
-        *("config.json", "generation_config.json", "pytorch_model.bin", "tokenizer.json"),
+        *("config.json", "pytorch_model.bin", "tokenizer.json"),
     }
     assert json.loads((one / "config.json").read_text()) == {"model_type": "gpt2"}
     assert list(torch.load(one / "pytorch_model.bin")) == ["w0", "w1", "w2"]
@@ -159,6 +159,5 @@ def test_hf_bin_equals_hf(model: str, name: str, tmp_path: Path) -> None:
     assert {k: (t.dtype, t.shape, bits(t)) for k, t in found.items()} == {
         k: (t.dtype, t.shape, bits(t)) for k, t in want.items()
     }
-    for file in ("config.json", "generation_config.json"):
-        assert (plain / file).read_bytes() == (safe / file).read_bytes()
+    assert (plain / "config.json").read_bytes() == (safe / "config.json").read_bytes()
     source.close()

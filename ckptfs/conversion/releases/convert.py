@@ -6,10 +6,13 @@ of the checkpoint in `state`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckptfs.conversion import hf
+from ckptfs.conversion.apply import log
 from ckptfs.conversion.family import Family
 from ckptfs.conversion.format_names import ModelFormat
 from ckptfs.conversion.releases import config as configs
@@ -62,6 +65,7 @@ def upgraded(
     if note and path and not path[-1].step.model_only:
         assert tgt.release is not None
         states.note(state, "{}.{}.0".format(*tgt.release), family.name, config)
+    _log_keys(source, state)
     result = states.closed(state, source)
     return Converted(_without_refused(result, family, drop_unmatched), config, tuple(warnings))
 
@@ -117,6 +121,18 @@ def _apply(
     setting = Setting(_about(family, move), move.up, section, warnings, drop)
     for change in move.changes:
         state.model = change.apply(state.model, setting)
+
+
+def _log_keys(source: Source, state: states.State) -> None:
+    """What each key of the model becomes; the leaves that stay are the same ones."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    before = {id(item.tensor or item): key for key, item in hf.model_items(source).items()}
+    for key, item in state.model.items():
+        old = before.pop(id(item.tensor or item), None)
+        log.debug("%s -> %s", old, key) if old is not None else log.debug("made: %s", key)
+    for key in before.values():
+        log.debug("%s -> nothing", key)
 
 
 def _without_refused(source: Source, family: Family, drop: bool) -> Source:
