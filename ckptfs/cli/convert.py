@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfs.cli.options import compress_option, path_type, progress_option, reading_options, size
+from ckptfs.cli.options import (
+    compress_option,
+    format_option,
+    model_option,
+    path_type,
+    progress_option,
+    reading_options,
+    size,
+)
 from ckptfs.cli.output import printable
 from ckptfs.cli.progress import progress_bar
 from ckptfs.errors import UsageError
@@ -22,9 +30,9 @@ if TYPE_CHECKING:
 
 @click.command("convert")
 @click.argument("checkpoint", type=path_type)
-@click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names.")
-@click.option("--src-fmt", metavar="FORMAT", help="Format of CHECKPOINT: hf, cs-X.Y, cs-auto, cs-current.")
-@click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
+@model_option
+@format_option("--src-fmt", help="Format of CHECKPOINT: hf, cs-X.Y, cs-auto, cs-current.")
+@format_option("--tgt-fmt", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
 @click.option("--config", type=path_type, metavar="FILE", help="Config of CHECKPOINT (YAML or JSON).")
 @click.option("--output-dir", type=path_type, metavar="DIR", help="Where to write (each output beside its input).")
 @click.option("--hf-shard-size", type=size, default="10GB", show_default=True, help="Size of one weight file.")

@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from ckptfs.cli.options import json_option, path_type
+from ckptfs.cli.options import format_option, json_option, model_option, path_type
 from ckptfs.cli.output import print_columns, print_json, printable
 from ckptfs.errors import UsageError
 
 
 @click.command("convert-config")
 @click.argument("file", type=path_type)
-@click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names.")
-@click.option("--src-fmt", metavar="FORMAT", required=True, help="Format of FILE: hf, cs-X.Y, cs-current.")
-@click.option("--tgt-fmt", metavar="FORMAT", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
+@model_option
+@format_option("--src-fmt", help="Format of FILE: hf, cs-X.Y, cs-current (as the file tells).")
+@format_option("--tgt-fmt", required=True, help="Format to write: hf, cs-X.Y, cs-current.")
 @click.option("--output-dir", type=path_type, metavar="DIR", help="Where to write (the folder of FILE).")
 @click.option("--force", is_flag=True, help="Write over the output of an earlier run.")
 @click.option("--explain", is_flag=True, help="Print what happens to each field of FILE; write nothing.")
@@ -31,18 +31,18 @@ def command(file: str, **options: Any) -> None:
     field is renamed, transformed, required to have one value, ignored for a reason, or unknown and left out.
     """
     from ckptfs.conversion import resolve
+    from ckptfs.conversion.config_files import config_format
     from ckptfs.tools.export import config_output, write_outputs
 
     config = resolve.read_config(file)
+    src_fmt = options["src_fmt"] or config_format(file, config, options["tgt_fmt"])
     if options["explain"]:
-        _explain(config, options)
+        _explain(config, {**options, "src_fmt": src_fmt})
         return
     if options["as_json"]:
         raise UsageError("--json goes with --explain")
     warnings: list[str] = []
-    view = resolve.config_view(
-        config, options["src_fmt"], options["tgt_fmt"], model=options["model"], warnings=warnings
-    )
+    view = resolve.config_view(config, src_fmt, options["tgt_fmt"], model=options["model"], warnings=warnings)
     folder = options["output_dir"] or os.path.dirname(os.path.abspath(file))
     for path in write_outputs({**config_output(view, file, folder=folder)}, folder, force=options["force"]):
         click.echo(f"Config saved to {os.path.join(path, 'config.json') if os.path.isdir(path) else path}")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ckptfs.tools.diff import Comparison, Difference
 
 tolerance = click.FloatRange(min=0)
+TOLERANCES = {"equal": (0.0, 0.0), "allclose": (1e-5, 1e-8)}
+"""Relative and absolute tolerance of torch's operations."""
 
 
 @click.command("diff")
@@ -28,8 +30,14 @@ tolerance = click.FloatRange(min=0)
     "--prefix-a", metavar="TEXT", default="", help="Take only A's keys that begin so, without that beginning."
 )
 @click.option("--prefix-b", metavar="TEXT", default="", help="The same for B.")
-@click.option("--rtol", type=tolerance, default=0.0, show_default=True, help="Relative tolerance.")
-@click.option("--atol", type=tolerance, default=0.0, show_default=True, help="Absolute tolerance.")
+@click.option("--rtol", type=tolerance, help="Relative tolerance (0).")
+@click.option("--atol", type=tolerance, help="Absolute tolerance (0).")
+@click.option(
+    *("--tensor_comparison_op", "--tensor-comparison-op"),
+    type=click.Choice(["equal", "allclose"]),
+    default="equal",
+    help="allclose: tolerances of 1e-5 and 1e-8 where none is given (equal).",
+)
 @click.option("--equal-nan", is_flag=True, help="Take NaN as equal to NaN.")
 @click.option("--ignore-dtype", is_flag=True, help="Compare values across element types.")
 @click.option("--structure", is_flag=True, help="Compare keys, element types and shapes; read no values.")
@@ -52,13 +60,15 @@ def command(a: str, b: str, as_json: bool, **options: Any) -> None:
     keys, ignore = options["keys"], options["ignore"]
     with ExitStack() as stack:
         sources = [stack.enter_context(opened(path, follow_links=options["follow_links"])) for path in (a, b)]
-        first = chosen(_items(sources[0], options), prefix=options["prefix_a"], keys=keys, ignore=ignore)
-        second = chosen(sources[1].items, prefix=options["prefix_b"], keys=keys, ignore=ignore)
+        shown, more = _items(sources[0], options)
+        first = chosen(shown, prefix=options["prefix_a"], keys=keys, ignore=[*ignore, *more])
+        second = chosen(sources[1].items, prefix=options["prefix_b"], keys=keys, ignore=[*ignore, *more])
         if not first and not second:
             raise UsageError("no keys are left to compare; see --keys, --ignore and the prefixes")
+        rtol, atol = TOLERANCES[options["tensor_comparison_op"]]
         how = How(
-            rtol=options["rtol"],
-            atol=options["atol"],
+            rtol=rtol if options["rtol"] is None else options["rtol"],
+            atol=atol if options["atol"] is None else options["atol"],
             equal_nan=options["equal_nan"],
             dtypes=not options["ignore_dtype"],
             values=not options["structure"],
@@ -74,8 +84,11 @@ def command(a: str, b: str, as_json: bool, **options: Any) -> None:
     raise click.exceptions.Exit(3 if found.errors else 0 if found.equal else 1)
 
 
-def _items(source: Source, options: dict[str, Any]) -> dict[str, Item]:
-    """What is compared of A: itself, or what it would be in another format."""
+def _items(source: Source, options: dict[str, Any]) -> tuple[dict[str, Item], list[str]]:
+    """What is compared of A: itself, or what it would be in another format; and the keys that do not count.
+
+    A checkpoint made from a Hugging Face model has metadata that other converters do not write.
+    """
     from ckptfs.conversion import resolve
     from ckptfs.errors import UsageError
     from ckptfs.formats.source import Item
@@ -84,13 +97,13 @@ def _items(source: Source, options: dict[str, Any]) -> dict[str, Item]:
     if not options["tgt_fmt"]:
         if any(options[name] for name in (*names, "drop_unmatched_keys")):
             raise UsageError("--model, --config, --src-fmt and --drop-unmatched-keys go with --tgt-fmt")
-        return source.items
+        return source.items, []
     how = {name: options[name] for name in names}
     view = resolve.plan_view(source, options["tgt_fmt"], drop=options["drop_unmatched_keys"], **how)
     if view.state is not None:
-        return view.state.items
-    prefix = "" if view.tgt == "hf" else "model."
-    return {prefix + key: Item(prefix + key, "tensor", tensor=tensor) for key, tensor in view.tensors.items()}
+        return view.state.items, []
+    prefix, more = ("", []) if view.tgt == "hf" else ("model.", ["__metadata__.*"])
+    return {prefix + key: Item(prefix + key, "tensor", tensor=tensor) for key, tensor in view.tensors.items()}, more
 
 
 def _lines(found: Comparison, a: dict[str, Item], b: dict[str, Item]) -> Iterator[str]:

@@ -14,22 +14,26 @@ from ckptfs.cli.output import print_columns, print_json, size_text
 
 @click.command("info")
 @source_argument
+@click.option("-l", "--list_objects", "--list-objects", "listed", is_flag=True, help="Also list all keys, as ls does.")
 @json_option
 @view_options
 @reading_options
-def command(source: str, as_json: bool, follow_links: bool, **view: Any) -> None:
+def command(source: str, listed: bool, as_json: bool, follow_links: bool, **view: Any) -> None:
     """Say what a checkpoint is.
 
     Format, release, step, model family, parameters, sizes, states.
     """
+    from ckptfs.cli.ls import fields_of, print_items
     from ckptfs.cli.opening import describe, opened
 
     with opened(source, follow_links=follow_links) as src:
         about, reason = describe(src, **view)
+    items = list(src.items.values()) if listed else []
     if as_json:
-        print_json(about)
+        print_json({**about, "objects": [fields_of(item) for item in items]} if listed else about)
     else:
         print_columns(_rows(about, reason))
+        print_items(items)
 
 
 def _rows(about: Mapping[str, Any], reason: str | None) -> Iterator[tuple[str, str]]:
@@ -52,6 +56,8 @@ def _rows(about: Mapping[str, Any], reason: str | None) -> Iterator[tuple[str, s
 
 
 def _text(name: str, value: Any) -> str:
+    if name == "views":
+        return ", ".join(f"{view} with {_text('', about['n_tensors'])} tensors" for view, about in value.items())
     if name.endswith("nbytes"):
         return f"{value:,} ({size_text(value)})"
     if isinstance(value, Mapping):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckptfs.cli.advice import advised_reason
+from ckptfs.cli.completion import keys
 from ckptfs.cli.options import json_option, reading_options, source_argument
 from ckptfs.cli.output import print_columns, print_json, shape_text, size_text
 
@@ -19,31 +20,46 @@ if TYPE_CHECKING:
 
 @click.command("ls")
 @source_argument
-@click.argument("pattern", required=False)
+@click.argument("pattern", required=False, shell_complete=keys)
 @click.option("-l", "long", is_flag=True, help="Also kinds, exact sizes, values and reasons.")
 @json_option
 @reading_options
 def command(source: str, pattern: str | None, long: bool, as_json: bool, follow_links: bool) -> None:
     """List keys with dtype, shape and size.
 
-    All keys of SOURCE, or those that match PATTERN (with *, ? and [a-z]).
+    All keys of SOURCE, or those that match PATTERN: a part of the key, or the whole with *, ? and [a-z].
     """
     from ckptfs.cli.opening import opened
     from ckptfs.errors import MissingKey
 
     with opened(source, follow_links=follow_links) as src:
-        items = [i for i in src.items.values() if pattern is None or fnmatchcase(i.key, pattern)]
+        items = chosen(src.items, pattern)
         if pattern is not None and not items:
             raise MissingKey(src.path, pattern, pattern=True)
         if as_json:
-            print_json([_fields(item) for item in items])
+            print_json([fields_of(item) for item in items])
         elif long:
             print_columns(map(_long, items), right=(3,))
         else:
-            print_columns(map(_short, items), right=(2,))
+            print_items(items)
 
 
-def _fields(item: Item) -> dict[str, Any]:
+def print_items(items: Iterable[Item]) -> None:
+    """Dtype, shape, size and key of each item, in columns."""
+    print_columns(map(_short, items), right=(2,))
+
+
+def chosen(items: Mapping[str, Item], pattern: str | None) -> list[Item]:
+    """The items whose keys match *pattern*; without a wildcard, those with it as a part of their names."""
+    if pattern is None or pattern in items:
+        return list(items.values()) if pattern is None else [items[pattern]]
+    if not set(pattern) & set("*?["):
+        return [item for item in items.values() if pattern in item.key]
+    return [item for item in items.values() if fnmatchcase(item.key, pattern)]
+
+
+def fields_of(item: Item) -> dict[str, Any]:
+    """What ``--json`` shows of an item."""
     from ckptfs.tensors.tensor import nbytes
 
     tensor = item.tensor
@@ -57,14 +73,14 @@ def _fields(item: Item) -> dict[str, Any]:
 
 
 def _short(item: Item) -> tuple[str, ...]:
-    fields = _fields(item)
+    fields = fields_of(item)
     if item.tensor is None:
         return item.kind, "", "", item.key
     return fields["dtype"], shape_text(fields["shape"]), size_text(fields["nbytes"]), item.key
 
 
 def _long(item: Item) -> tuple[str, ...]:
-    fields = _fields(item)
+    fields = fields_of(item)
     shown = (
         (fields["dtype"], shape_text(fields["shape"]), f"{fields['nbytes']:,}")
         if item.tensor is not None

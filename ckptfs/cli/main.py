@@ -36,6 +36,8 @@ COMMANDS = {
     "doctor": "ckptfs.cli.doctor",
 }
 """Command to the module that has it as ``command``, in the order of the help page."""
+ALIASES = {"fold-lora-checkpoint": "fold-lora", "data-iter-state-conversion": "convert-data-iter-state"}
+"""Names of the public scripts. Underscores count as dashes."""
 
 _INTERRUPTED, _NOBODY_READS, _TERMINATED = 130, 141, 143
 """Exit codes of a shell command that SIGINT, SIGPIPE or SIGTERM ended."""
@@ -70,7 +72,8 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
+        name = cmd_name.replace("_", "-")
+        module = COMMANDS.get(ALIASES.get(name, name))
         if module is None:
             return None
         command: click.Command = importlib.import_module(module).command

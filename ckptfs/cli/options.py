@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
+
+from ckptfs.cli.completion import formats, models
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -33,6 +36,10 @@ def octal(text: str) -> int:
 
 path_type = click.Path(readable=False)  # the code that opens it says what is wrong
 source_argument = click.argument("source", type=path_type)
+model_option = click.option(
+    "--model", metavar="NAME", shell_complete=models, help="Model family; 'ckptfs list' shows all names."
+)
+format_option = partial(click.option, metavar="FORMAT", shell_complete=formats)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 progress_option = click.option("--no-progress-bar", is_flag=True, help="Show no progress.")
 compress_option = click.option(
@@ -51,10 +58,10 @@ def view_options(command: _F) -> _F:
     """Options that say how a checkpoint is seen as another format."""
     for option in (
         click.option("--drop-unmatched-keys", is_flag=True, help="Leave out keys that the model family does not know."),
-        click.option("--tgt-fmt", metavar="FORMAT", help="Format to show: hf, cs-X.Y, cs-current."),
-        click.option("--src-fmt", metavar="FORMAT", help="Format of SOURCE: hf, cs-X.Y, cs-auto, cs-current."),
+        format_option("--tgt-fmt", help="Format to show: hf, cs-X.Y, cs-current."),
+        format_option("--src-fmt", help="Format of SOURCE: hf, cs-X.Y, cs-auto, cs-current."),
         click.option("--config", type=path_type, metavar="FILE", help="Model config (YAML or JSON)."),
-        click.option("--model", metavar="NAME", help="Model family; 'ckptfs list' shows all names."),
+        model_option,
     ):
         command = option(command)
     return command

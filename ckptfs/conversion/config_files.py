@@ -11,11 +11,13 @@ from glob import escape
 from typing import Any
 
 from ckptfs.conversion.sections import model_section
-from ckptfs.errors import ConfigError
+from ckptfs.errors import ConfigError, UsageError
 
 MAX_BYTES = 4 << 20
 """Size of a YAML file above which it is no model's config."""
 _SUFFIXES = (".yaml", ".yml")
+_WRITTEN = re.compile(r"_to_(cs-[\d.]+(?:-[a-z-]+)?)$")
+"""The end of a name that the converter gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,26 @@ def config_beside(checkpoint: str, read: Callable[[str], Mapping[str, Any]]) -> 
     return None
 
 
+def config_format(path: str, config: Mapping[str, Any], tgt_fmt: str) -> str:
+    """The format of a whole *config*, by its content and the name that the converter gives (``X_to_cs-2.9.yaml``).
+
+    To Hugging Face, an unknown release counts as the current one, as it does for checkpoints. Raises `UsageError`
+    where the release matters and is not told.
+    """
+    if not {"model", "trainer"} & config.keys():
+        return "hf"
+    written = _WRITTEN.search(os.path.splitext(os.path.basename(path))[0])
+    if written:
+        return written[1]
+    if tgt_fmt == "hf":
+        return "cs-current"
+    raise UsageError(f"{path}: the config does not tell its release; name it with --src-fmt, such as cs-2.9")
+
+
 def _patterns(stem: str) -> Iterator[tuple[str, ...]]:
     """Names of configs without their suffix, the surest first, for a checkpoint of that *stem*."""
     yield (escape(stem),)
-    written = re.search(r"(_to_cs-[\d.]+(-[a-z-]+)?|_folded)$", stem)
+    written = _WRITTEN.search(stem) or re.search("_folded$", stem)
     if written:
         yield (f"*{escape(written[0])}",)
     yield ("params", "params_*", "config", "config_*")

@@ -10,7 +10,7 @@ from functools import partial
 from ckptfs.errors import UnknownFormat, UsageError
 from ckptfs.formats.files import open_file, read_exactly
 from ckptfs.formats.hdf5.superblock import SIGNATURE
-from ckptfs.formats.huggingface import open_folder, open_index, with_config
+from ckptfs.formats.huggingface import only_checkpoint, open_folder, open_index, with_config
 from ckptfs.formats.safetensors import is_safetensors, open_safetensors
 from ckptfs.formats.source import Source
 from ckptfs.formats.torch.legacy import is_torch_legacy, open_torch_legacy
@@ -67,7 +67,21 @@ def _open_cerebras(path: str, options: ReadOptions) -> Source:
     return open_h5(path, options.cache, follow_links=options.follow_links)
 
 
+def _open_only(path: str, options: ReadOptions) -> Source:
+    name = only_checkpoint(path)
+    assert name is not None
+    source = _open_cerebras(name, options)
+    source.warnings.append(f"{os.path.basename(name)} was opened, the only checkpoint in the folder")
+    return source
+
+
 FORMATS: tuple[Format, ...] = (
+    Format(
+        "folder",
+        "a folder with one Cerebras checkpoint",
+        lambda found: found.file is None and only_checkpoint(found.path) is not None,
+        _open_only,
+    ),
     Format(
         "huggingface",
         "a Hugging Face folder",

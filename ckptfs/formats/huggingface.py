@@ -146,6 +146,17 @@ def _weights_in(folder: str) -> str:
     raise SourceError(folder, f"holds no weights: {_instead(folder, present)}")
 
 
+def only_checkpoint(folder: str) -> str | None:
+    """The one Cerebras checkpoint in *folder*, where nothing else in it can be opened; None otherwise."""
+    try:
+        present = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    others = any(name in NAMES or name.endswith((".index.json", ".safetensors", ".bin")) for name in present)
+    found = [name for name in present if name.endswith(".mdl") and not name.startswith(".")]
+    return os.path.join(folder, found[0]) if len(found) == 1 and not others and not components_in(folder) else None
+
+
 def _instead(folder: str, present: list[str]) -> str:
     """What the user may have meant by a folder without weights."""
     checkpoints = [name for name in present if name.endswith(".mdl")]

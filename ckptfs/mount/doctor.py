@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
+import shlex
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
 
 from ckptfs.errors import MountError
 from ckptfs.mount import fuse
@@ -118,7 +123,7 @@ def _packages() -> Finding:
     wrong = {name: said for name, bounds in REQUIRED.items() if (said := _unfit(name, *bounds))}
     wanted = [f"'{requirement(name)}'" for name in wrong]
     detail = ", ".join(f"{name} {said}" for name, said in wrong.items()) or f"{len(REQUIRED)} there, versions fit"
-    return Finding("Python packages", not wrong, detail, f"pip install {' '.join(wanted)}")
+    return Finding("Python packages", not wrong, detail, install_command(*wanted))
 
 
 def requirement(name: str) -> str:
@@ -147,10 +152,42 @@ def _release(version: str) -> tuple[int, ...]:
 def _loops() -> Finding:
     built = library.LIBRARY is not None
     detail = "compiled" if built else "not compiled: numpy does their work, and reading takes more processor time"
-    remedy = "install a C compiler (gcc), then: pip install --force-reinstall --no-deps . in the checkout"
+    remedy = f"install a C compiler (gcc), then: {install_command('--force-reinstall', '--no-deps', _origin())}"
     if os.environ.get("CKPTFS_PURE_PYTHON"):
         remedy = "unset CKPTFS_PURE_PYTHON"
     return Finding("C loops", built, detail, remedy, essential=False)
+
+
+def install_command(*what: str) -> str:
+    """The command that installs *what* into the environment that ckptfs runs in, as ckptfs itself was installed."""
+    python = shlex.quote(sys.executable)
+    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        return " ".join(("pipx runpip ckptfs install", *what))
+    if _recorded("INSTALLER") == "uv":
+        return " ".join(("uv pip install --python", python, *what))
+    return " ".join((python, "-m pip install", *what))
+
+
+def _origin() -> str:
+    """What to give to pip to install ckptfs again: the folder that it came from, else its name."""
+    recorded = json.loads(_recorded("direct_url.json") or "{}")
+    url = str(recorded.get("url") or "")
+    if url.startswith("file://"):
+        return shlex.quote(unquote(url.removeprefix("file://")))
+    if url:
+        return shlex.quote(f"git+{url}" if "vcs_info" in recorded else url)
+    if _recorded("METADATA") is None:  # it runs from a checkout
+        return shlex.quote(str(Path(__file__).resolve().parents[2]))
+    return "ckptfs"
+
+
+def _recorded(name: str) -> str | None:
+    """A file that the installer of ckptfs left behind; None where there is none."""
+    try:
+        text = importlib.metadata.distribution("ckptfs").read_text(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return text.strip() if text is not None else None
 
 
 def _stale_mounts() -> Finding:

@@ -191,9 +191,10 @@ def write_outputs(
     for path in targets:
         if os.path.lexists(path) and not force:
             raise UsageError(f"{path} exists already", option="force")
+    _check_room(folder, nbytes(files))
+    for path in targets:
         if not os.access(os.path.dirname(path), os.W_OK):
             raise UsageError(f"{path} cannot be written there; give another folder", option="output_dir")
-    _check_room(folder, nbytes(files))
     for path, file in targets.items():
         if isinstance(file, ExtentFile):
             write_file(file, path, force=force, progress=progress, check=check)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Result
+from tests.paths import FAMILIES
 from tests.recorded.cases import KEPT_HERE, Run, runs
 
 Ckptfs = Callable[..., Result]
@@ -106,6 +107,40 @@ def test_what_gets_lost_is_said(ckptfs: Ckptfs, tmp_path: Path) -> None:
     servers, odd = result.err.splitlines()
     assert servers.startswith("ckptfs: ") and "num_wgt_servers" in servers
     assert odd.startswith("ckptfs: ") and "runconfig.odd" in odd
+
+
+CURRENT = "{model: {name: llama, hidden_size: 8}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "tgt", "made"),
+    [
+        ("config.json", '{"model_type": "gpt2", "n_embd": 8}', "cs-2.9", "config_to_cs-2.9.yaml"),
+        ("x_to_cs-2.2.yaml", CURRENT, "cs-2.3", "x_to_cs-2.2_to_cs-2.3.yaml"),
+        ("x.yaml", CURRENT, "cs-2.3", None),
+    ],
+)
+def test_the_file_tells_its_format(
+    ckptfs: Ckptfs, tmp_path: Path, name: str, config: str, tgt: str, made: str | None
+) -> None:
+    (tmp_path / name).write_text(config)
+    result = ckptfs(
+        "convert-config", tmp_path / name, "--tgt-fmt", tgt, "--model", "gpt2" if "json" in name else "llama"
+    )
+    if made is None:
+        assert (result.code, result.out) == (2, b"")
+        assert "--src-fmt" in result.err
+    else:
+        assert result.code == 0, result.err
+        assert path_in(result).name == made
+
+
+def test_to_hugging_face_any_release_will_do(ckptfs: Ckptfs, tmp_path: Path) -> None:
+    source = FAMILIES / "llama/cs2hf-gqa-fp32/cs.yaml"
+    told = ckptfs("convert-config", source, "--tgt-fmt", "hf", "--output-dir", tmp_path / "a", "--src-fmt", "cs-2.9")
+    found = ckptfs("convert-config", source, "--tgt-fmt", "hf", "--output-dir", tmp_path / "b")
+    assert (told.code, found.code) == (0, 0)
+    assert path_in(told).read_bytes() == path_in(found).read_bytes()
 
 
 def test_releases_that_are_not_connected(ckptfs: Ckptfs, tmp_path: Path) -> None:

@@ -45,6 +45,17 @@ def test_a_checkpoint_is_the_same_in_all_formats(tmp_path: Path, ckptfs: Ckptfs)
         assert (done.code, done.text, done.err) == (0, "3 the same\n", "")
 
 
+def test_the_converters_comparison(tmp_path: Path, ckptfs: Ckptfs) -> None:
+    package.save({"w": np.ones(4, "f4")}, tmp_path / "a.mdl")
+    package.save({"w": np.full(4, 1 + 2e-6, "f4")}, tmp_path / "b.mdl")
+    pair = (tmp_path / "a.mdl", tmp_path / "b.mdl")
+    assert ckptfs("diff", *pair).code == 1
+    assert ckptfs("diff", *pair, "--tensor_comparison_op", "equal").code == 1
+    assert ckptfs("diff", *pair, "--tensor_comparison_op", "allclose").code == 0
+    assert ckptfs("diff", *pair, "--tensor_comparison_op", "allclose", "--rtol", "1e-7").code == 1
+    assert ckptfs("diff", *pair, "--tensor_comparison_op", "close").code == 2
+
+
 def test_every_kind_of_difference(tmp_path: Path, ckptfs: Ckptfs) -> None:
     a = {"same": np.arange(6.0), "gone": np.zeros((2, 3)), "type": np.zeros(2), "shape": np.zeros((2, 3)), "n": 1}
     b = {**a, "type": np.zeros(2, "f4"), "shape": np.zeros((3, 2)), "n": 2, "new": "text", "kind": 1}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +37,7 @@ def test_without_a_package(ckptfs: Run, monkeypatch: pytest.MonkeyPatch) -> None
         "name": "Python packages",
         "ok": False,
         "detail": "no-such-package is missing",
-        "remedy": "pip install 'no-such-package>=1.2'",
+        "remedy": f"{sys.executable} -m pip install 'no-such-package>=1.2'",
         "essential": True,
     }
 
@@ -50,7 +53,7 @@ def test_versions_of_packages(version: str, fits: bool, ckptfs: Run, monkeypatch
     assert packages["ok"] is fits
     if not fits:
         assert packages["detail"] == f"h5py {version} does not fit >=3.10,<4"
-        assert packages["remedy"] == "pip install 'h5py>=3.10,<4'"
+        assert packages["remedy"].endswith("pip install 'h5py>=3.10,<4'")
 
 
 def test_the_bounds_are_those_of_the_package() -> None:
@@ -74,3 +77,47 @@ def test_a_fit_machine(ckptfs: Run) -> None:
     assert found.code == 0
     assert "✓ libfuse 3" in found.text
     assert all(f["ok"] for f in json.loads(ckptfs("doctor", "--json").out) if f["essential"])
+
+
+class Installed:
+    """What installers leave behind, for `importlib.metadata`."""
+
+    def __init__(self, **files: str) -> None:
+        self.files = {name.replace("__", "."): text for name, text in files.items()}
+
+    def read_text(self, name: str) -> str | None:
+        return self.files.get(name)
+
+
+@pytest.mark.parametrize(
+    ("installed", "wanted"),
+    [
+        (Installed(INSTALLER="pip\n", METADATA=""), "PYTHON -m pip install ckptfs"),
+        (Installed(INSTALLER="uv", METADATA=""), "uv pip install --python PYTHON ckptfs"),
+        (
+            Installed(METADATA="", direct_url__json='{"url": "file:///home/me/a%20b", "dir_info": {"editable": true}}'),
+            "PYTHON -m pip install '/home/me/a b'",
+        ),
+        (
+            Installed(METADATA="", direct_url__json='{"url": "https://x/y.git", "vcs_info": {"vcs": "git"}}'),
+            "PYTHON -m pip install git+https://x/y.git",
+        ),
+        (None, f"PYTHON -m pip install {ROOT}"),
+    ],
+)
+def test_advice_fits_how_it_was_installed(
+    installed: Installed | None, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def distribution(name: str) -> Installed:
+        if installed is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr("importlib.metadata.distribution", distribution)
+    assert doctor.install_command(doctor._origin()) == wanted.replace("PYTHON", sys.executable)
+
+
+def test_advice_for_an_environment_of_pipx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pipx_metadata.json").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert doctor.install_command("'numpy>=1.24'") == "pipx runpip ckptfs install 'numpy>=1.24'"
