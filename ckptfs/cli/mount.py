@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import shlex
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +62,22 @@ def command(settings: Settings, /, source: str, mountpoint: str, **options: Any)
     """
     from ckptfs.formats.hdf5.workers import start_early
 
+    if settings.is_process:
+        _absolute_command_line(source, mountpoint)
     gc.disable()  # what is imported and made until the mount answers stays as long as the mount
     with start_early(source):
         shown = _mount(source, mountpoint, options)
     settings.leave()
     del shown
+
+
+def _absolute_command_line(source: str, mountpoint: str) -> None:
+    """A daemon leaves the working directory: in ``ps``, relative names would lead nowhere."""
+    from ckptfs.mount.title import set_command_line
+
+    words = [os.path.abspath(word) if word in (source, mountpoint) else word for word in sys.orig_argv]
+    if words != sys.orig_argv:
+        set_command_line(words)
 
 
 def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> object:
@@ -82,7 +95,7 @@ def _mount(source: str, mountpoint: str, options: dict[str, Any]) -> object:
         gc.freeze()
         gc.enable()
         stats = Stats() if options["stats"] else None
-        mount_options = _mount_options(options, flags, src.nbytes, stats)
+        mount_options = _mount_options(options, flags, src, stats)
         shown = tree if stats is None else with_stats(tree, stats)
         logging = {"log_file": options["log_file"], "log_level": options["log_level"]}
         if options["foreground"]:
@@ -137,9 +150,7 @@ def _tokenizer(folder: str | None, *, cs: bool) -> dict[str, Entry]:
     return {**small_files(folder)}
 
 
-def _mount_options(
-    options: dict[str, Any], flags: dict[str, str], source_nbytes: int, stats: Stats | None
-) -> MountOptions:
+def _mount_options(options: dict[str, Any], flags: dict[str, str], source: Source, stats: Stats | None) -> MountOptions:
     from ckptfs.mount.fuse import MountOptions
 
     given = {n: options[n] for n in ("threads", "uid", "gid", "umask", "read_ahead") if options[n] is not None}
@@ -147,7 +158,8 @@ def _mount_options(
         given["request"] = max(4096, min(int(flags["max_read"]), 1 << 20))
     return MountOptions(
         allow_other=options["allow_other"] or "allow_other" in flags,
-        source_nbytes=source_nbytes,
+        source=source.path,
+        source_nbytes=source.nbytes,
         stats=stats,
         extra=tuple(name for name in ("noexec", "noatime") if name in flags),
         **given,

@@ -31,7 +31,7 @@ from ckptfs.mount.mount_table import (
     unmount,
 )
 from ckptfs.mount.signals import handled
-from ckptfs.mount.state_files import daemon_log, daemon_pid, forget_pid, open_log, pid_file
+from ckptfs.mount.state_files import clean_up, daemon_log, daemon_pid, forget_pid, open_log, pid_file, reopen_log
 from ckptfs.mount.stats import log_stats
 from ckptfs.native.scratch import keep_freed_memory
 from ckptfs.vfs.tree import Tree
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 START_S = 60.0
 """How long a daemon may take until its mount answers."""
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM)
 LEAVE_S = 1.0
 """How long reads in progress may take after a signal."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -67,7 +67,7 @@ def mount_in_foreground(
             if on_ready is not None:
                 on_ready()
 
-        _serve(tree, mountpoint, options, ready)
+        _serve(tree, mountpoint, options, ready, os.path.abspath(log_file) if log_file else None)
 
 
 def mount_in_background(
@@ -100,7 +100,7 @@ def _start_daemon(
             os.close(receive)
             claim.close()  # the parent holds it until the mount is confirmed
             report = os.fdopen(send, "wb", buffering=0)
-            _daemon(tree, mountpoint, options, log_out, log_level, report, keeps_log=path is not None)
+            _daemon(tree, mountpoint, options, log_out, log_level, report, log_path=path)
         os.close(send)
         with open(receive, "rb", buffering=0) as reports:
             message = _wait_for_report(reports, pid)
@@ -117,6 +117,7 @@ def unmount_and_wait(mountpoint: str, *, lazy: bool = False) -> None:
     end = time.monotonic() + (0 if lazy or pid is None else WAIT_S)
     while pid is not None and time.monotonic() < end and daemon_pid(resolve(mountpoint)) == pid:
         time.sleep(0.01)
+    clean_up(resolve(mountpoint))
 
 
 def _daemon(
@@ -127,17 +128,17 @@ def _daemon(
     log_level: str,
     report: BinaryIO,
     *,
-    keeps_log: bool,
+    log_path: str | None,
 ) -> NoReturn:
     """The child process, from its start to its exit. It never returns into the parent's code.
 
-    Without *keeps_log* it logs nothing once the mount answers.
+    Without *log_path* it logs nothing once the mount answers.
     """
     code = MountError.exit_code
 
     def ready() -> None:
         _report(report, _READY)
-        if not keeps_log:
+        if log_path is None:
             _log_nowhere()
 
     try:
@@ -145,7 +146,7 @@ def _daemon(
         _detach_terminal(out)
         _log_to(sys.stderr, log_level)
         keep_freed_memory()
-        _serve(tree, mountpoint, options, ready)
+        _serve(tree, mountpoint, options, ready, log_path or os.devnull)
         log.info("unmounted %s", mountpoint)
         code = 0
     except (CkptfsError, OSError) as exc:
@@ -169,10 +170,16 @@ class _MountLifetime:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-def _serve(tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None) -> None:
-    """Mount and answer requests until it is unmounted; a signal unmounts it."""
+def _serve(
+    tree: Tree, mountpoint: str, options: MountOptions, on_ready: Callable[[], None] | None, log_path: str | None
+) -> None:
+    """Mount and answer requests until it is unmounted; a signal unmounts it.
+
+    SIGHUP opens the log at *log_path* again. Without a log file it unmounts, because the terminal is gone.
+    """
     life = _MountLifetime(mountpoint)
     actions: dict[int, Callable[[], None]] = dict.fromkeys(ENDING, partial(_end_mount, life))
+    actions[signal.SIGHUP] = partial(reopen_log, log_path) if log_path else partial(_end_mount, life)
     actions[signal.SIGUSR1] = partial(log_stats, options.stats) if options.stats else _without_stats
     with pid_file(mountpoint), handled(actions):
         try:
@@ -221,7 +228,7 @@ def _wait_ready(life: _MountLifetime, options: MountOptions, on_ready: Callable[
     except OSError as exc:
         kib = options.read_ahead >> 10
         log.info("read-ahead stays low (%s); as root: echo %d > %s", exc, kib, read_ahead_file(device))
-    log.info("mounted on %s", mountpoint)
+    log.info("mounted on %s%s", mountpoint, f": {options.source}" if options.source else "")
     if on_ready is not None:
         on_ready()
 

@@ -62,6 +62,8 @@ class MountOptions:
     """Largest read that the kernel sends; 1 MiB is its own limit."""
     timeout_s: float = FOREVER_S
     """How long the kernel may keep names and attributes; short for a tree that changes."""
+    source: str = ""
+    """What is mounted, for the log."""
     source_nbytes: int = 0
     """Size that `df` shows."""
     stats: Stats | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ckptfs.errors import MountError
+from ckptfs.mount.stale_files import boot_id, owner_of, remove_stale, start_time
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +75,34 @@ def open_log(path: str) -> TextIO:
         raise MountError(f"cannot write the log file {path}: {exc.strerror}; give another", option="log_file") from exc
 
 
+def reopen_log(path: str) -> None:
+    """Continue the log in a new file at *path*: the old file was renamed, by logrotate for example."""
+    handler = logging.getLogger().handlers[0]
+    assert isinstance(handler, logging.StreamHandler)
+    try:
+        new = open_log(path)
+    except MountError as exc:
+        log.warning("the log file was not reopened: %s", exc)
+        return
+    with new, handler.lock or contextlib.nullcontext():
+        handler.flush()
+        fd = handler.stream.fileno()
+        old = os.fstat(fd)
+        for one in {1, 2, fd}:  # the output of a daemon goes to its log, too
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(one), old):
+                    os.dup2(new.fileno(), one)
+    log.info("the log file was opened again")
+
+
 @contextlib.contextmanager
 def pid_file(mountpoint: str) -> Iterator[None]:
     """While the daemon runs, its process ID is in a file beside its log, where that can be written."""
     path = state_file(mountpoint, ".pid")
     try:
         if path is not None:
-            Path(path).write_text(f"{os.getpid()} {_start_time(os.getpid())}\n")
+            Path(path).write_text(f"{os.getpid()} {start_time(os.getpid())} {boot_id()}\n")
+            remove_stale(os.path.dirname(path))
     except OSError as exc:  # a full disk
         log.warning("%s: cannot be written (%s); umount will not wait for the daemon's end", path, exc.strerror)
         forget_pid(mountpoint)
@@ -103,13 +125,15 @@ def daemon_pid(mountpoint: str) -> int | None:
     path = state_file(mountpoint, ".pid")
     if path is None:
         return None
-    with contextlib.suppress(OSError, ValueError):
-        pid, started = Path(path).read_text().split()
-        if _start_time(int(pid)) == started:
-            return int(pid)
+    owner = owner_of(Path(path))
+    with contextlib.suppress(OSError):
+        if owner is not None and start_time(owner[0]) == owner[1]:
+            return owner[0]
     return None
 
 
-def _start_time(pid: int) -> str:
-    """When a process began, in clock ticks since boot. Together with its ID it identifies one process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+def clean_up(mountpoint: str) -> None:
+    """Remove what mounts that are gone left in the folder where *mountpoint* has its files."""
+    path = state_file(mountpoint, ".pid")
+    if path is not None:
+        remove_stale(os.path.dirname(path))

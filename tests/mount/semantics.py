@@ -56,7 +56,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "Beginning and end": {
         "`ckptfs mount` returns": "test_life.test_mounting_returns_when_the_mount_answers",
-        "`SIGINT`, `SIGTERM` or `SIGHUP` to the daemon": "test_life.test_signals_unmount_in_the_foreground",
+        "`SIGINT` or `SIGTERM` to the daemon": "test_life.test_signals_unmount_in_the_foreground",
+        "`SIGHUP` to the daemon": "test_life.test_sighup_opens_the_log_again",
         "`SIGUSR1` to the daemon": "test_stats.test_a_signal_logs_them_or_does_nothing",
         "a signal while a file is open": "test_life.test_a_signal_ends_the_daemon_while_a_file_is_open",
         "a signal while a read waits": "test_life.test_a_signal_ends_the_daemon_while_a_read_waits",

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TREE_MODULE, Mounter
+from tests.conftest import ROOT, TREE_MODULE, Mounter
 from tests.mount.trees import BIG, TEXT
+from tests.paths import FAMILIES
 from tests.waiting import MAX_SECONDS, wait_for, wait_until_open
 
 pytestmark = pytest.mark.fuse
 
+LLAMA = FAMILIES / "llama/cs2hf-gqa-fp32/cs.mdl"
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
@@ -38,6 +40,38 @@ def start_in_foreground(mounter: Mounter, path: Path, *options: str) -> subproce
     process = mounter.start(*TREE_MODULE, "-f", path, *options)
     wait_for("the mount", lambda: is_mounted(path) and (path / "README.txt").read_bytes() == TEXT)
     return process
+
+
+def test_sighup_opens_the_log_again(mounter: Mounter) -> None:
+    """As logrotate wants it: the file is renamed, then the daemon told."""
+    path, log = mounter.mountpoint(), mounter.folder / "x.log"
+    assert mounter.ckptfs("mount", LLAMA, path, "--log-file", log).returncode == 0
+    pid = mounter.daemon_pid
+    log.rename(mounter.folder / "x.log.1")
+    os.kill(pid, signal.SIGHUP)
+    wait_for("the new log", lambda: log.exists() and "opened again" in log.read_text())
+    assert is_mounted(path)
+    assert (path / "README.txt").read_bytes()
+    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (1, 2)} == {str(log)}
+    log.unlink()
+    log.mkdir()
+    os.kill(pid, signal.SIGHUP)  # cannot be written: it goes on
+    time.sleep(0.1)
+    assert alive(pid)
+    assert mounter.ckptfs("umount", path).returncode == 0
+
+
+def test_sighup_in_the_foreground_with_a_log_file(mounter: Mounter) -> None:
+    path, log = mounter.mountpoint(), mounter.folder / "x.log"
+    process = mounter.start("-m", "ckptfs", "mount", LLAMA, path, "-f", "--log-file", log)
+    wait_for("the mount", lambda: log.exists() and "mounted on" in log.read_text())
+    log.unlink()
+    process.send_signal(signal.SIGHUP)
+    wait_for("the new log", lambda: log.exists() and "opened again" in log.read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert not is_mounted(path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -171,6 +205,31 @@ def test_unmounting_what_is_not_mounted(mounter: Mounter) -> None:
     done = mounter.ckptfs("umount", "/proc")
     assert done.returncode == 1
     assert "not one of ckptfs" in done.stderr
+
+
+def test_names_are_absolute_in_the_process_list_and_the_log(mounter: Mounter) -> None:
+    path = mounter.mountpoint()
+    names = [os.path.relpath(name, ROOT) for name in (LLAMA, path)]
+    assert mounter.ckptfs("mount", *names).returncode == 0
+    words = Path(f"/proc/{mounter.daemon_pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    assert words[-3:] == [b"mount", bytes(LLAMA), bytes(path)]
+    assert f"mounted on {path}: {LLAMA}" in mounter.log
+    assert mounter.ckptfs("umount", path).returncode == 0
+
+
+def test_files_of_a_killed_daemon_are_removed(mounter: Mounter) -> None:
+    path, other = mounter.mountpoint(), mounter.mountpoint("other")
+    assert mounter.tree(path).returncode == 0
+    pid = mounter.daemon_pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for("the daemon's end", lambda: not alive(pid))
+    state = mounter.folder / "state/ckptfs"
+    (left,) = state.glob("*.pid")
+    assert mounter.tree(other).returncode == 0
+    assert left not in (kept := list(state.glob("*.pid")))
+    assert len(kept) == 1
+    assert mounter.ckptfs("umount", path).returncode == mounter.ckptfs("umount", other).returncode == 0
+    assert list(state.glob("*.pid")) == []
 
 
 def test_a_link_to_the_mount_point_will_do(mounter: Mounter) -> None:
