@@ -102,7 +102,7 @@ def plan_view(
     src = parse_format(src_fmt or ("cs-auto" if cerebras else "hf"), auto=str(auto) if auto else _fallback(tgt))
     values, found = _config(source, config, last, cerebras)
     inputs = _inputs(config, values) if HF not in (src, tgt) else None
-    notes = (f"the model config is {os.path.basename(found)}, found beside the checkpoint",) if found else ()
+    notes = _about_found(found, values) if found else ()
     problems: list[CkptfsError] = []
     for family in _families(model, values, source.metadata if cerebras else [], cerebras):
         try:
@@ -174,6 +174,16 @@ def _inputs(config: PathLike | Mapping[str, Any] | None, values: Mapping[str, An
     if config is None:
         return None
     return configured_state(values, "" if isinstance(config, Mapping) else os.path.dirname(os.fspath(config)))
+
+
+def _about_found(path: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to tell of a config that was found beside the checkpoint: nobody named it."""
+    name = os.path.basename(path)
+    notes = (f"the model config is {name}, found beside the checkpoint",)
+    section = config.get("cerebras")
+    if isinstance(section, Mapping) and section.get("save_iter_state_path"):
+        return (*notes, f"{name}: save_iter_state_path is not followed; give the config with --config for that")
+    return notes
 
 
 def _fallback(tgt: ModelFormat) -> str | None:

@@ -143,6 +143,11 @@ def test_a_config_beside_the_checkpoint_is_used_and_named(tmp_path: Path) -> Non
         assert view.model == "llama"
         assert "params.yaml" in view.warnings[0]
         assert resolve.plan_view(checkpoint.source, "hf", config=tmp_path / "params.yaml").warnings == ()
+        text = (tmp_path / "params.yaml").read_text()
+        (tmp_path / "params.yaml").write_text(text + "cerebras: {save_iter_state_path: elsewhere}\n")
+        view, _ = resolve.prepare(checkpoint.source)
+        assert view is not None
+        assert "save_iter_state_path is not followed" in view.warnings[1]
         (tmp_path / "config.yaml").write_text("model: {name: gpt2}")
         view, reason = resolve.prepare(checkpoint.source)
         assert view is None

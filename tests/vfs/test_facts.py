@@ -42,7 +42,7 @@ def test_trainer_checkpoint() -> None:
         nbytes=999,
     )
     tensors = {"a": WEIGHT, "b": WEIGHT}
-    view = Conversion("gpt2", "cs-2.10", "hf", tensors, {}, warnings=("a key was dropped",))
+    view = Conversion("gpt2", "cs-2.10", "hf", tensors, {"eos_token_id": 0}, warnings=("a key was dropped",))
     assert facts(source, view) == {
         "source": "checkpoint_70.mdl",
         "format": "cerebras-h5",

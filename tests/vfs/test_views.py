@@ -213,7 +213,7 @@ def test_a_cerebras_target_has_its_own_folder() -> None:
 def test_checkpoint_json_holds_the_facts() -> None:
     source = source_of({"global_step": 12, "model.w": tensor_of("int8", (2,)), "odd": math.nan})
     assert json.loads(content(leaf_at(build(source), "/checkpoint.json").file)) == facts(source)
-    tree = build(source, view_of({}, warnings=("a field was left out",)))
+    tree = build(source, view_of({}, {"eos_token_id": 0}, warnings=("a field was left out",)))
     about = json.loads(content(leaf_at(tree, "/checkpoint.json").file))
     assert about["family"] == "gpt2" and about["warnings"] == ["a field was left out"]
     page = content(leaf_at(tree, "/README.txt").file).decode()
