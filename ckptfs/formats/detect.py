@@ -10,9 +10,11 @@ from functools import partial
 from ckptfs.errors import UnknownFormat, UsageError
 from ckptfs.formats.files import open_file, read_exactly
 from ckptfs.formats.hdf5.superblock import SIGNATURE
-from ckptfs.formats.huggingface import only_checkpoint, open_folder, open_index, with_config
+from ckptfs.formats.huggingface import has_weights, only_checkpoint, open_folder, open_index, with_config
 from ckptfs.formats.safetensors import is_safetensors, open_safetensors
 from ckptfs.formats.source import Source
+from ckptfs.formats.tensorflow.reader import index_at, is_bundle_folder, open_bundle, open_bundle_folder
+from ckptfs.formats.tensorflow.table import is_table
 from ckptfs.formats.torch.legacy import is_torch_legacy, open_torch_legacy
 from ckptfs.formats.torch.reader import open_torch
 from ckptfs.formats.zip import is_zip
@@ -75,6 +77,10 @@ def _open_only(path: str, options: ReadOptions) -> Source:
     return source
 
 
+def _is_bundle_folder(found: Candidate) -> bool:
+    return found.file is None and not has_weights(found.path) and is_bundle_folder(found.path)
+
+
 FORMATS: tuple[Format, ...] = (
     Format(
         "folder",
@@ -83,10 +89,22 @@ FORMATS: tuple[Format, ...] = (
         _open_only,
     ),
     Format(
+        "tensorflow-folder",
+        "a folder of TensorFlow checkpoints",
+        _is_bundle_folder,
+        lambda path, options: open_bundle_folder(path, follow_links=options.follow_links),
+    ),
+    Format(
         "huggingface",
         "a Hugging Face folder",
         lambda found: found.file is None,
         lambda path, options: open_folder(path, partial(open_weights, options=options)),
+    ),
+    Format(
+        "tensorflow",
+        "the index of a TensorFlow checkpoint",
+        lambda found: found.file is not None and is_table(found.file),
+        lambda path, _: open_bundle(path),
     ),
     Format("cerebras-h5", "a Cerebras checkpoint (HDF5)", _is_hdf5, _open_cerebras),
     Format(
@@ -129,6 +147,7 @@ def open_source(path: str | os.PathLike[str], cache: TileCache, *, follow_links:
     name = os.fspath(path)
     if not name:
         raise UsageError("the checkpoint's name is empty")
+    name = index_at(name) or name
     options = ReadOptions(cache, follow_links)
     found = recognise(name, FORMATS)
     source = found.open(name, options)
@@ -166,14 +185,16 @@ def _first_match(found: Candidate, formats: Sequence[Format]) -> Format:
     for row in formats:
         if row.matches(found):
             return row
-    raise UnknownFormat(found.path, _why_unknown(found.head, formats))
+    raise UnknownFormat(found.path, _why_unknown(found.path, found.head, formats))
 
 
-def _why_unknown(head: bytes, formats: Sequence[Format]) -> str:
+def _why_unknown(path: str, head: bytes, formats: Sequence[Format]) -> str:
     if not head:
         return "the file is empty"
     if head.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the file itself; run 'git lfs pull' in its repository"
     if head.startswith(b"\x80"):
         return "is a pickle, but not of torch.save; load it and save it with torch.save or safetensors"
+    if ".data-0" in os.path.basename(path):
+        return "is none of the known formats; of a TensorFlow checkpoint, name the .index file"
     return f"is none of these: {', '.join(row.about for row in formats)}"

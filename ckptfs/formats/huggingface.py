@@ -69,6 +69,11 @@ def _names_only(index: str, name: str) -> bool:
     return isinstance(weight_map, dict) and set(map(str, weight_map.values())) == {name}
 
 
+def has_weights(folder: str) -> bool:
+    """Whether *folder* has weights under a name of `NAMES`, or components of a model."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in NAMES) or bool(components_in(folder))
+
+
 def components_in(folder: str) -> tuple[str, ...]:
     """The components of a model in *folder*, each with its ``config.json``; none where *folder* has weights itself."""
     if any(os.path.isfile(os.path.join(folder, name)) for name in NAMES):

@@ -22,6 +22,10 @@ from ckptfs.tensors.dtypes import DTYPES, DType
 from ckptfs.tensors.ranges import read_into
 from ckptfs.tensors.tensor import Elements, Shape, Tensor, nbytes
 
+CRC32 = 0xEDB88320
+"""The polynomial of zip, Ethernet and zlib."""
+CRC32C = 0x82F63B78
+"""Castagnoli's, of TensorFlow's files."""
 RESIDUE = 0x2144DF1C
 """CRC-32 of any bytes followed by their CRC-32."""
 FAR = 1 << 20
@@ -43,6 +47,8 @@ class Parts:
     is always kept, so reading the first gap again and again comes to an end.
     """
 
+    polynomial: int = CRC32
+    """In the order of bits of `combine`."""
     _parts: list[tuple[int, int, int]] = field(default_factory=list)
     """(start, stop, CRC-32), in order, with gaps between them."""
 
@@ -67,9 +73,9 @@ class Parts:
                 return
             low, high = i, i
             if before[1] == start:
-                low, start, crc = i - 1, before[0], combine(before[2], crc, stop - start)
+                low, start, crc = i - 1, before[0], combine(before[2], crc, stop - start, self.polynomial)
             if after[0] == stop:
-                high, stop, crc = i + 1, after[1], combine(crc, after[2], after[1] - stop)
+                high, stop, crc = i + 1, after[1], combine(crc, after[2], after[1] - stop, self.polynomial)
             if low < high or not start or len(parts) < _MAX_PARTS:
                 parts[low:high] = [(start, stop, crc)]
 
@@ -157,28 +163,28 @@ def sealed_nbytes(tensor: Tensor) -> int:
     return size + extra + -extra % tensor.dtype.itemsize
 
 
-def combine(first: int, second: int, n: int) -> int:
-    """CRC-32 of two runs of bytes together, from the CRC-32 of each; the second has *n* bytes (zlib's algorithm)."""
-    return _times(_shift(n), first) ^ second if first else second
+def combine(first: int, second: int, n: int, polynomial: int = CRC32) -> int:
+    """CRC of two runs of bytes together, from the CRC of each; the second has *n* bytes (zlib's algorithm)."""
+    return _times(_shift(n, polynomial), first, polynomial) ^ second if first else second
 
 
 @lru_cache(maxsize=1024)
-def _shift(n: int) -> int:
-    """x to the power of 8n modulo the polynomial: what *n* bytes behind some bytes do to the CRC of those."""
+def _shift(n: int, polynomial: int) -> int:
+    """x to the power of 8n modulo *polynomial*: what *n* bytes behind some bytes do to the CRC of those."""
     power, square = 1 << 31, 1 << 23  # x^0 and x^8: the highest bit is the lowest power
     while n:
         if n & 1:
-            power = _times(square, power)
-        square = _times(square, square)
+            power = _times(square, power, polynomial)
+        square = _times(square, square, polynomial)
         n >>= 1
     return power
 
 
-def _times(a: int, b: int) -> int:
-    """Product of two polynomials over GF(2) modulo that of CRC-32, in its order of bits."""
+def _times(a: int, b: int, polynomial: int) -> int:
+    """Product of two polynomials over GF(2) modulo *polynomial*, whose highest bit is the lowest power."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
             product ^= b
-        b = b >> 1 ^ (0xEDB88320 if b & 1 else 0)
+        b = b >> 1 ^ (polynomial if b & 1 else 0)
     return product

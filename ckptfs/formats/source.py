@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ckptfs.tensors.source_file import SourceFile
-from ckptfs.tensors.tensor import Tensor
+from ckptfs.tensors.tensor import Shape, Tensor
 
 OUTSIDE = "outside of the checkpoint's folder"
 """How the reason of a link ends that was not followed because of where it leads."""
@@ -26,7 +26,8 @@ class Item:
     """One leaf of the state dict.
 
     ``tensor``/``array``: *tensor* is set (arrays were numpy's, tensors torch's). ``scalar``/``string``: *value* is a
-    bool, int, float or str. ``none``: None. ``object``: refused, *reason* says why and *class_name* what it is.
+    bool, int, float or str; with a *shape*, lists of texts. ``none``: None. ``object``: refused, *reason* says why and
+    *class_name* what it is.
     ``link``: its data is in another file or key that could not be followed; *reason* says why, *target* where.
     """
 
@@ -39,6 +40,8 @@ class Item:
     class_name: str | None = None
     reason: str | None = None
     target: str | None = None
+    shape: Shape | None = None
+    """Of an array of strings, whose *value* is lists of lists; None for one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Source:
 
     path: str
     format: str
-    """``cerebras-h5``, ``safetensors``, ``torch-zip``, ``torch-legacy``."""
+    """``cerebras-h5``, ``safetensors``, ``torch-zip``, ``torch-legacy``, ``tensorflow``."""
     format_version: str | None
     release: str | None
     """Cerebras release that wrote the file ("2.10.0"), None when the file does not say."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pickletools
 import struct
 import zipfile
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ckptfs.formats.files import open_file
+from ckptfs.formats.tensorflow.table import Entry, read_table, table_file
 from tests.paths import FAMILIES
 
 Span = tuple[int, int]
@@ -95,8 +98,40 @@ def torch_legacy() -> list[bytes]:
     return [(DATA / "torch" / "legacy.bin").read_bytes()]
 
 
+@cache
+def bundles() -> dict[str, bytes]:
+    """The indices of TensorFlow's checkpoints by their names."""
+    folder = DATA / "tensorflow"
+    names = ("single.ckpt", "multi.ckpt", "sliced.ckpt", "grid.ckpt", "merged.ckpt")
+    return {name: (folder / f"{name}.index").read_bytes() for name in names}
+
+
+@cache
+def bundle_data(name: str) -> dict[str, bytes]:
+    """Its data files, by what follows the prefix."""
+    paths = (DATA / "tensorflow").glob(f"{name}.data-*")
+    return {path.name.removeprefix(name): path.read_bytes() for path in paths}
+
+
+@cache
+def entries(name: str) -> list[tuple[bytes, bytes]]:
+    file = open_file(DATA / "tensorflow" / f"{name}.index")
+    try:
+        return list(read_table(file))
+    finally:
+        os.close(file.fd)
+
+
+def table(entries: dict[bytes, bytes]) -> bytes:
+    """The index with these entries; its checksums are right."""
+    made = table_file([Entry(key, value) for key, value in sorted(entries.items())])
+    data = bytearray(made.size)
+    made.read_into(0, memoryview(data))
+    return bytes(data)
+
+
 def everything() -> list[list[bytes]]:
-    return [hdf5(), safetensors(), zip_files(), torch_legacy(), indexes()]
+    return [hdf5(), safetensors(), zip_files(), torch_legacy(), indexes(), list(bundles().values())]
 
 
 def zipped(records: dict[str, bytes]) -> bytes:

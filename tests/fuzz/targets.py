@@ -31,6 +31,7 @@ from ckptfs.formats.hdf5 import index_worker
 from ckptfs.formats.hdf5.decoder import Decoder
 from ckptfs.formats.safetensors import open_safetensors
 from ckptfs.formats.source import Source
+from ckptfs.formats.tensorflow.reader import open_bundle
 from ckptfs.formats.torch.legacy import open_torch_legacy
 from ckptfs.formats.torch.reader import open_torch
 from ckptfs.formats.torch.state import state_of
@@ -282,6 +283,28 @@ def _make_legacy(rng: Random) -> bytes:
     return data[: starts[i]] + damage_pickle(rng, data[starts[i] : starts[i + 1]]) + data[starts[i + 1] :]
 
 
+def _make_bundle(rng: Random) -> bytes:
+    """An index whose checksums are right, for nothing else lets a fault in; sometimes with wrong ones."""
+    name = rng.choice(sorted(corpus.bundles()))
+    index = corpus.bundles()[name]
+    if rng.random() < 0.2:
+        return name.encode() + b"\0" + damage(rng, index)
+    entries = dict(corpus.entries(name))
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        key = rng.choice(sorted(entries))
+        value = damage(rng, entries[key], other=rng.choice(sorted(entries.values())))
+        entries[damage(rng, key) if rng.random() < 0.3 else key] = value
+    return name.encode() + b"\0" + corpus.table(entries)
+
+
+def _feed_bundle(data: bytes, folder: Path) -> None:
+    name, _, index = data.partition(b"\0")
+    for shard, content in corpus.bundle_data(name.decode()).items():
+        (folder / f"input{shard}").write_bytes(content)
+    (folder / "input.index").write_bytes(index)
+    read_all(open_bundle(folder / "input.index"))
+
+
 def _make_any(rng: Random) -> bytes:
     data = rng.choice(rng.choice(corpus.everything()))
     spans = _spans(data) if data.startswith(b"\x89HDF") else ()
@@ -310,5 +333,6 @@ TARGETS: Mapping[str, Target] = {
     "pickle": Target(_make_pickle, _feed_pickle),
     "zip": Target(_make_zip, partial(_opened_by, open_torch)),
     "torch-legacy": Target(_make_legacy, partial(_opened_by, open_torch_legacy)),
+    "tensorflow": Target(_make_bundle, _feed_bundle),
     "open-source": Target(_make_any, _feed_any),
 }

@@ -226,6 +226,8 @@ def refusal(item: Item) -> str | None:
         if item.kind == "array" and name.startswith("float8"):
             return f"the format has no {name} arrays"
         return "HDF5 has at most 32 dimensions" if len(item.tensor.shape) > 32 else None
+    if item.shape is not None:
+        return "the format has no arrays of strings"
     if item.kind in ("scalar", "string", "none"):
         return None
     return item.reason or f"there is no value to write ({item.kind})"
