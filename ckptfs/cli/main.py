@@ -27,6 +27,8 @@ COMMANDS = {
     "fold-lora": "ckptfs.cli.fold_lora",
     "convert-data-iter-state": "ckptfs.cli.convert_data_iter_state",
     "fix-checkpoint-spec": "ckptfs.cli.fix_checkpoint_spec",
+    "h5-to-tensorflow": "ckptfs.cli.h5_to_tensorflow",
+    "tensorflow-to-h5": "ckptfs.cli.tensorflow_to_h5",
     "info": "ckptfs.cli.info",
     "ls": "ckptfs.cli.ls",
     "cat": "ckptfs.cli.cat",
@@ -110,6 +112,16 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     # numpy's linear algebra, not used here, starts threads that spin for a while beside the indexing processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run(args, Settings(is_process=True)))
+
+
+def h5_to_tensorflow() -> NoReturn:
+    """The command ``h5-to-tensorflow``."""
+    main(["h5-to-tensorflow", *sys.argv[1:]])
+
+
+def tensorflow_to_h5() -> NoReturn:
+    """The command ``tensorflow-to-h5``."""
+    main(["tensorflow-to-h5", *sys.argv[1:]])
 
 
 def run(args: Sequence[str] | None = None, settings: Settings | None = None) -> int:

@@ -18,6 +18,8 @@ from ckptfs.tensors.cache import TileCache
 from ckptfs.tensors.dtypes import DTYPES, DType
 
 Fields = Mapping[str, Any]
+_MARKED = ("bfloat16", "float8_e5m2", "float8_e4m3fn")
+"""Element types that HDF5 lacks: an attribute marks them."""
 Follow = Callable[[str, Fields], Item]
 """Makes the item of a key whose data are in another file."""
 
@@ -157,9 +159,10 @@ def _array_item(reading: Reading, key: str, name: str, fields: Fields, is_tensor
 
 def array_dtype(found: H5Object, fields: Fields) -> DType | str:
     """The dtype of a numpy array (bfloat16 is stored as int16), or a text: why it cannot be shown."""
-    is_bfloat16 = found.attributes.get("is_bfloat16", fields.get("is_bfloat16"))
-    if is_bfloat16 and stored_as(found, DTYPES["bfloat16"]):
-        return DTYPES["bfloat16"]
+    for name in _MARKED:
+        is_marked = found.attributes.get(f"is_{name}", fields.get(f"is_{name}"))
+        if is_marked and stored_as(found, DTYPES[name]):
+            return DTYPES[name]
     return stored_dtype(found) or f"its element type ({found.type}) cannot be shown"
 
 

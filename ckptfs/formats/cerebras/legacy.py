@@ -8,7 +8,7 @@ attribute ``__H5_TYPE__`` (release 1.9 on)      the dataset
 TorchTensorH5Type                               array; ``is_bfloat16``: bfloat16 as int16
 NumpyArrayH5Type                                the same; a torch tensor too before format 0.4
 ScalarH5Type                                    0-d; its type says whether int, float or bool
-StringH5Type, NoneH5Type                        null; ``string_value``
+StringH5Type, NoneH5Type                        null; ``string_value``, ``string_shape`` (`flat`)
 ObjectH5Type, ApplianceInfoH5Type               null; ``object_value``, a pickle in hexadecimal: refused
 DeferredH5Tensor                                null; ``key`` in this file (``link_to_self``) or in ``filepath``
 StoredTensorH5Type                              the same when it has a ``key``, otherwise an array
@@ -23,6 +23,7 @@ Without that attribute (1.7, 1.8), in this order: ``filepath``, ``is_constructib
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -32,11 +33,13 @@ import numpy as np
 from ckptfs.errors import SourceError
 from ckptfs.formats.cerebras.items import Reading, array_dtype, constant_item, refused, scalar_item, tied
 from ckptfs.formats.cerebras.torchscript import REFUSAL, simple
+from ckptfs.formats.files import checked_shape
 from ckptfs.formats.hdf5.dataset import make_tensor, stored_dtype
 from ckptfs.formats.hdf5.index import H5Object, Index
 from ckptfs.formats.source import Item
 from ckptfs.formats.torch.globals import Global
 from ckptfs.formats.torch.unpickler import unpickle
+from ckptfs.tensors.tensor import Shape
 
 FIRST_VERSION = 0.1
 """What a file without ``__version__`` has."""
@@ -166,7 +169,21 @@ def _scalar(entry: _Entry) -> Item:
 
 
 def _string(entry: _Entry) -> Item:
-    return scalar_item(entry.key, entry.found.attributes["string_value"])
+    said = entry.found.attributes
+    shape = said.get("string_shape")
+    if shape is None:
+        return scalar_item(entry.key, said["string_value"])
+    value, sizes = json.loads(said["string_value"]), checked_shape(list(shape), 1)
+    if not _is_texts(value, sizes):
+        return refused(entry.key, f"its strings do not have the shape {sizes}")
+    return Item(entry.key, "string", value=value, shape=sizes or None)
+
+
+def _is_texts(value: object, shape: Shape) -> bool:
+    """Whether *value* is lists of texts of that *shape*."""
+    if not shape:
+        return isinstance(value, str)
+    return isinstance(value, list) and len(value) == shape[0] and all(_is_texts(v, shape[1:]) for v in value)
 
 
 def _object(entry: _Entry) -> Item:

@@ -30,8 +30,9 @@ _BYTES_A_SECOND = 256 << 10
 MB without its data) in two seconds."""
 _NEW = ("dtypes", "is_bfloat16", "__BYTES__")
 _OLD = ("__H5_TYPE__", "is_none", "is_string", "is_scalar", "is_constructible", "string_value", "string_val")
+_FLAT = ("string_shape", "is_float8_e5m2", "is_float8_e4m3fn")
 _OLD_DEFERRED = ("object_value", "key", "link_to_self", "filepath", "shape", "dtype", "fill_value", "jit_graph")
-ATTRIBUTES = frozenset({*_NEW, *_OLD, *_OLD_DEFERRED})
+ATTRIBUTES = frozenset({*_NEW, *_OLD, *_OLD_DEFERRED, *_FLAT})
 """Attributes of datasets that are reported: those that the reference prefers to the key's JSON, and all those of
 formats before 0.5."""
 
