@@ -11,11 +11,13 @@ from typing import Any
 from ckptfs.conversion.conversion import Conversion
 from ckptfs.formats.extents import json_file, text_file
 from ckptfs.formats.source import Source
+from ckptfs.formats.tensorflow.checksum import have_crc32c
 from ckptfs.vfs.cerebras import cs_folder
 from ckptfs.vfs.components import model_folder
 from ckptfs.vfs.facts import facts
 from ckptfs.vfs.hf import DEFAULT_SHARD_BYTES, hf_folder
 from ckptfs.vfs.readme import readme
+from ckptfs.vfs.tensorflow import tf_folder
 from ckptfs.vfs.tensors import raw_folder, tensors_folder
 from ckptfs.vfs.torch import hf_bin_folder, torch_folder
 from ckptfs.vfs.tree import Entry, Folder, Leaf, Tree
@@ -116,6 +118,12 @@ VIEWS: tuple[ViewSpec, ...] = (
         "files for torch.load: checkpoint.pt is the whole state dict, model.pt the model only",
         _always,
         lambda subject: torch_folder(subject.source),
+    ),
+    ViewSpec(
+        "tf",
+        "a TensorFlow checkpoint: tf.train.load_checkpoint takes this folder",
+        lambda _: have_crc32c(),
+        lambda subject: tf_folder(subject.source),
     ),
     ViewSpec("cs", "a Cerebras checkpoint with its model config", _has_cs, _cerebras),
 )

@@ -65,7 +65,7 @@ def reading_directly(m: Path) -> None:
 def listing(m: Path) -> None:
     for entry in os.scandir(m):
         assert entry.inode() == os.stat(entry.path).st_ino
-        assert entry.is_dir() == (entry.name in ("tensors", "raw", "hf", "hf-bin", "torch"))
+        assert entry.is_dir() == (entry.name in ("tensors", "raw", "hf", "hf-bin", "torch", "tf"))
 
 
 def file_system_size(m: Path) -> None:

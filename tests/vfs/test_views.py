@@ -195,7 +195,7 @@ def test_one_more_row_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(views, "VIEWS", (*views.VIEWS, extra("more", True), extra("never", False)))
     tree = build(source_of({}, mtime_ns=5))
-    names = ["README.txt", "checkpoint.json", "tensors", "raw", "torch", "more"]
+    names = ["README.txt", "checkpoint.json", "tensors", "raw", "torch", "tf", "more"]
     assert list(tree.root.children) == names == [name for name, _ in listing(tree)]
     assert dict(listing(tree))["more"] == "about more"
     assert tree.mtime_ns == 5
@@ -206,7 +206,7 @@ def test_one_more_row_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_cerebras_target_has_its_own_folder() -> None:
     tree = build(source_of({}), view_of({"w": tensor_of("int8", (2,))}, {"model": {}}, tgt="cs-2.9"))
-    assert list(tree.root.children)[-2:] == ["torch", "cs"]
+    assert list(tree.root.children)[-2:] == ["tf", "cs"]
     assert tree.lookup("/hf") is None
 
 

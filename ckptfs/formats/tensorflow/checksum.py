@@ -95,8 +95,6 @@ class Summed:
         read_elements(self.source, start, out)
         self._note(start, out)
 
-    read_span = read_range
-
     @property
     def known(self) -> int | None:
         """The CRC-32C; None while there are elements that nobody has read."""
@@ -162,8 +160,6 @@ class Checked:
         self._before()
         self.summed.read_range(start, out)
         self._after()
-
-    read_span = read_range
 
     def _before(self) -> None:
         if nbytes(self.summed) <= SMALL:
