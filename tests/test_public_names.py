@@ -6,6 +6,7 @@ Constants are values of their module and may repeat; so may the names in tables 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,9 +100,16 @@ def test_a_public_name_has_one_home() -> None:
     assert sorted(known - twice.keys()) == [], "no longer twice: take it off the list"
 
 
+def installed_commands() -> set[str]:
+    """Functions that ``project.scripts`` of pyproject.toml names."""
+    return set(
+        re.findall(r'^[\w-]+ = "ckptfs\.[\w.]+:(\w+)"', (ROOT.parent / "pyproject.toml").read_text(), re.MULTILINE)
+    )
+
+
 def test_what_is_public_is_used() -> None:
     scripts = [ast.parse(path.read_text()) for path in (ROOT.parent / "scripts").rglob("*.py")]
-    names = set().union(*map(used, [*MODULES.values(), *scripts]))
+    names = set().union(*map(used, [*MODULES.values(), *scripts])) | installed_commands()
     found = {f"{module}.{name}" for module, tree in MODULES.items() for name in defined(tree) if name not in names}
     assert sorted(found - FOR_TESTS.keys()) == []
     assert sorted(FOR_TESTS.keys() - found) == [], "used now: take it off the list"

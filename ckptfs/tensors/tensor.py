@@ -10,6 +10,7 @@ Some tensors know a faster way than blocks for some reads. Each way is a protoco
 =================  ===========  ===============  ==========  ========
 class              ReadsRanges  ReadsTransposed  Programmed  Prepared
 =================  ===========  ===============  ==========  ========
+Checked            yes
 ChunkedTensor      yes          yes              yes         yes
 ConcatColumns
 ConcatRows         yes          yes              yes
@@ -17,6 +18,7 @@ ConstantTensor
 Elementwise
 FileTensor                                       yes
 Generated
+IndexBlock
 InlineTensor
 LowRank
 MemoryTensor
@@ -26,6 +28,7 @@ Reshaped           yes                           yes
 Sealed
 SlicedColumns
 SlicedRows         yes          yes              yes
+Summed             yes
 SwappedTensor
 Transposed         yes                           yes
 =================  ===========  ===============  ==========  ========

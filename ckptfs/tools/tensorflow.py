@@ -14,7 +14,7 @@ from ckptfs.formats.extents import ExtentFile, file_of
 from ckptfs.formats.source import Source
 from ckptfs.formats.tensorflow.checksum import need_crc32c
 from ckptfs.formats.tensorflow.reader import STATE_FILE
-from ckptfs.formats.tensorflow.writer import bundle_files, shard_by, state_file, variables_of
+from ckptfs.formats.tensorflow.writer import bundle_files, shard_by, state_text, variables_of
 from ckptfs.tools.write import PIECE, new_file, write_file
 
 Progress = Callable[[int], object]
@@ -29,7 +29,7 @@ def bundle_of(source: Source, saver_path: str, pattern: str | None = None) -> di
     """
     need_crc32c(saver_path)
     if source.format != "cerebras-h5":
-        raise UsageError(f"{source.path}: is no HDF5 file ({source.format}); 'ckptfs mount' shows it as tf/")
+        raise UsageError(f"{source.path}: is no HDF5 file ({source.format}); a mount shows it in tf/")
     variables, reasons = variables_of(source)
     if reasons:
         shown = [f"{key!r:.200}: {why}" for key, why in list(reasons.items())[:_MAX_SHOWN]]
@@ -56,7 +56,7 @@ def write_bundle(
     state = os.path.join(os.path.dirname(saver_path), STATE_FILE)
     if os.path.lexists(state):
         return list(files), False
-    write_file(file_of([state_file(os.path.basename(saver_path))]), state)
+    write_file(file_of([state_text(os.path.basename(saver_path))]), state)
     return [*files, state], True
 
 
@@ -65,7 +65,7 @@ def write_h5(
 ) -> None:
     """Write the variables of a TensorFlow checkpoint as one HDF5 file; *compress* is None or ``lz4``."""
     if source.format != "tensorflow":
-        raise UsageError(f"{source.path}: is no TensorFlow checkpoint ({source.format}); 'ckptfs convert' reads it")
+        raise UsageError(f"{source.path}: is no TensorFlow checkpoint ({source.format}); it cannot be the source")
     if compress is None:
         write_file(flat_file(source.items), path, force=force, progress=progress)
         return

@@ -6,7 +6,7 @@ from ckptfs.formats.extents import ExtentFile, file_of, json_file
 from ckptfs.formats.source import Source
 from ckptfs.formats.tensorflow.bundle import index_name
 from ckptfs.formats.tensorflow.reader import STATE_FILE
-from ckptfs.formats.tensorflow.writer import bundle_files, state_file, variables_of
+from ckptfs.formats.tensorflow.writer import bundle_files, state_text, variables_of
 from ckptfs.vfs.tree import Entry, Folder, Leaf
 
 PREFIX = "model.ckpt"
@@ -19,7 +19,7 @@ def tf_folder(source: Source) -> Folder:
 
     def make() -> dict[str, Entry]:
         variables, left_out = variables_of(source)
-        files: dict[str, ExtentFile] = {STATE_FILE: file_of([state_file(PREFIX)])}
+        files: dict[str, ExtentFile] = {STATE_FILE: file_of([state_text(PREFIX)])}
         if left_out:
             files[LEFT_OUT] = json_file(left_out)
         files |= bundle_files(PREFIX, variables)

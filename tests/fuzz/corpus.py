@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import pickletools
 import struct
 import zipfile
@@ -119,7 +118,7 @@ def entries(name: str) -> list[tuple[bytes, bytes]]:
     try:
         return list(read_table(file))
     finally:
-        os.close(file.fd)
+        file.discard()
 
 
 def table(entries: dict[bytes, bytes]) -> bytes:

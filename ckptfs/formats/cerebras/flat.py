@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import quote
 
-import numpy as np
-
 from ckptfs.errors import UsageError
 from ckptfs.formats.cerebras.state import MAX_SHOWN
 from ckptfs.formats.extents import ExtentFile
@@ -30,7 +28,8 @@ from ckptfs.formats.hdf5 import writer as hdf5
 from ckptfs.formats.hdf5.writer import Attribute, Dataset, DatasetKind, Write
 from ckptfs.formats.source import Item
 from ckptfs.tensors.dtypes import DTYPES, DType
-from ckptfs.tensors.tensor import Elements, Shape
+from ckptfs.tensors.generated import constant
+from ckptfs.tensors.tensor import Shape
 
 _FLOAT8 = ("float8_e5m2", "float8_e4m3fn")
 _MAX_NAME = 60_000
@@ -93,15 +92,4 @@ def _string_attributes(item: Item) -> Iterable[Attribute]:
     yield hdf5.int_attribute(b"string_shape", shape, (len(shape),))
 
 
-class _Nothing:
-    """A tensor without elements."""
-
-    dtype = DTYPES["uint8"]
-    shape: Shape = (0,)
-    preferred_block = (1, 1)
-
-    def read_block(self, row: int, col: int, out: Elements) -> None:
-        out[...] = np.uint8(0)
-
-
-_NOTHING = _Nothing()
+_NOTHING = constant("uint8", [])

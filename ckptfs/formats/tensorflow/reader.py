@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from ckptfs.errors import CorruptChunk, CorruptHeader, MissingShard, SourceError, Unsafe
-from ckptfs.formats.files import SourceFile, checked_shape, open_file, read_exactly
+from ckptfs.formats.files import checked_shape, open_file, read_exactly
 from ckptfs.formats.source import Item, Source
 from ckptfs.formats.tensorflow.bundle import (
     BY_NUMBER,
@@ -28,6 +28,7 @@ from ckptfs.formats.tensorflow.checksum import Checked, Summed, need_crc32c
 from ckptfs.formats.tensorflow.slices import Piece, assembled
 from ckptfs.formats.tensorflow.table import read_table
 from ckptfs.tensors.file_tensor import FileTensor
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Shape, Tensor, n_elements
 
 STATE_FILE = "checkpoint"
@@ -61,7 +62,9 @@ class _Bundle:
             path = data_name(self.prefix, entry.shard, self.header.n_shards)
             if not os.path.exists(path):
                 name = os.path.basename(path)
-                raise MissingShard(self.index.path, f"the data file {name} is not there; copy it beside the index")
+                raise MissingShard(
+                    self.index.path, path, f"the data file {name} is not there; copy it beside the index"
+                )
             self.shards[entry.shard] = open_file(path)
         file = self.shards[entry.shard]
         if (end := entry.offset + entry.nbytes) > file.size:
@@ -70,7 +73,7 @@ class _Bundle:
 
     def close(self) -> None:
         for file in self.shards.values():
-            os.close(file.fd)
+            file.discard()
 
 
 def open_bundle(path: str | os.PathLike[str]) -> Source:
@@ -83,7 +86,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Source:
     need_crc32c(name)
     with ExitStack() as undo:
         index = open_file(name)
-        undo.callback(os.close, index.fd)
+        undo.callback(index.discard)
         table = dict(read_table(index))
         bundle = _Bundle(index, name.removesuffix(".index"), parse_header(table.pop(b"", b""), index.path))
         undo.callback(bundle.close)
@@ -91,7 +94,6 @@ def open_bundle(path: str | os.PathLike[str]) -> Source:
             raise SourceError(name, "was written on a big-endian machine, which ckptfs does not read")
         items, warnings = _items(bundle, table)
         undo.pop_all()  # from here on the files are the source's
-    os.close(index.fd)
     files = [index, *bundle.shards.values()]
     return Source(
         path=name,
@@ -101,7 +103,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Source:
         items=items,
         mtime_ns=max(file.mtime_ns for file in files),
         nbytes=sum(file.size for file in files),
-        fds=[file.fd for file in bundle.shards.values()],
+        files=files,
         warnings=warnings,
     )
 
@@ -188,7 +190,7 @@ def _tensor(bundle: _Bundle, key: str, entry: BundleEntry) -> Tensor:
         what = f"{key:.200}: has {entry.nbytes} bytes, but {dtype.name} {list(shape)} needs {needed}"
         raise CorruptHeader(bundle.index.path, what)
     file = bundle.shard(entry, key)
-    stored = FileTensor(dtype, shape, file.fd, entry.offset, None, file.path, key)
+    stored = FileTensor(dtype, shape, file, entry.offset, None, key)
     return Checked(Summed(stored), entry.crc, file.path, key, entry.offset) if needed else stored
 
 
@@ -206,17 +208,17 @@ def _strings(bundle: _Bundle, key: str, entry: BundleEntry) -> Item:
     except CorruptHeader as error:
         return Item(key, "object", reason=str(error).removeprefix(f"{file.path}: {key:.200}: "))
     texts = [value.decode("utf-8", "surrogateescape") for value in values]
-    return Item(key, "string", value=nested(texts, shape), shape=shape or None)
+    return Item(key, "string", value=shaped(texts, shape), shape=shape or None)
 
 
-def nested(values: list[str], shape: Shape) -> object:
+def shaped(values: list[str], shape: Shape) -> object:
     """*values* in C order as lists of lists; the value itself for the shape ()."""
     if not shape:
         return values[0]
     if len(shape) == 1:
         return values
     step = n_elements(shape[1:])
-    return [nested(values[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
+    return [shaped(values[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
@@ -245,9 +247,13 @@ def open_bundle_folder(path: str, *, follow_links: bool = False) -> Source:
     prefix = os.path.join(path, os.fsdecode(newest))
     inside = os.path.realpath(os.path.dirname(prefix)) == os.path.realpath(path)
     if not inside and not follow_links:
-        raise Unsafe(name, f"names a checkpoint elsewhere ({prefix:.200}); name it yourself, or use --follow-links")
+        raise Unsafe(name, f"names a checkpoint elsewhere ({prefix:.200}); name it yourself, or follow links")
     if not os.path.isfile(index_name(prefix)):
-        raise MissingShard(name, f"names {os.path.basename(prefix):.200}, whose index is not there; name another one")
+        raise MissingShard(
+            name,
+            index_name(prefix),
+            f"names {os.path.basename(prefix):.200}, whose index is not there; name another one",
+        )
     return open_bundle(index_name(prefix))
 
 
@@ -258,7 +264,7 @@ def _newest(state_file: str) -> bytes | None:
             return None
         found = _NEWEST.search(read_exactly(file, 0, file.size, "the state file"))
     finally:
-        os.close(file.fd)
+        file.discard()
     newest = None if found is None else _ESCAPE.sub(lambda m: _unescaped(m[1]), found[1])
     return newest if newest and b"\0" not in newest else None
 

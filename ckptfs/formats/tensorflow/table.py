@@ -24,10 +24,11 @@ import numpy as np
 
 from ckptfs.errors import CorruptHeader, MissingCodec
 from ckptfs.formats.extents import ExtentFile, file_of
-from ckptfs.formats.files import SourceFile, read_exactly
+from ckptfs.formats.files import read_exactly
 from ckptfs.formats.tensorflow.checksum import Summed, crc32c, masked
 from ckptfs.formats.tensorflow.wire import Wire, varint
 from ckptfs.tensors.dtypes import DTYPES, DType
+from ckptfs.tensors.source_file import SourceFile
 from ckptfs.tensors.tensor import Elements, Shape
 
 MAGIC = bytes.fromhex("57fb808b247547db")
@@ -110,7 +111,7 @@ def table_file(entries: Sequence[Entry]) -> ExtentFile:
     """The table of *entries*, which are in order. Their checksums are computed when their block is read."""
     bodies, handles, at = [], [], 0
     for part in _parts(entries):
-        block = _DataBlock(*_encoded(part))
+        block = IndexBlock(*_encoded(part))
         bodies.append(block)
         handles.append(Entry(part[-1].key, varint(at) + varint(block.shape[0] - _TRAILER)))
         at += block.shape[0]
@@ -159,7 +160,7 @@ def _sealed(block: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _DataBlock:
+class IndexBlock:
     """The bytes of a block: a uint8 tensor. Reading it waits for the checksums of its variables, and no others."""
 
     data: bytes

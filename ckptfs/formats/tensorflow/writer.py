@@ -55,7 +55,7 @@ def bundle_files(
     """File name to file of the checkpoint *prefix*: data files in order, then the index. Reads no data.
 
     Data files stand in the order in which *shard_of* first names them, the variables in each in the order given.
-    The names of *variables* are those that `refusal` has nothing against.
+    The names of *variables* are those that `name_refusal` has nothing against.
     """
     shards: dict[str, list[str]] = {}
     for key in variables:
@@ -89,7 +89,7 @@ def _laid(key: str, variable: Variable, shard: int, at: int, sums: dict[int, Sum
     return summed, size, Entry(key.encode(), head + checksum_field(0), summed)
 
 
-def state_file(prefix: str) -> bytes:
+def state_text(prefix: str) -> bytes:
     """The text file ``checkpoint`` of a folder whose only checkpoint is *prefix*."""
     quoted = "".join(char if char not in '"\\\n' else f"\\{ord(char):03o}" for char in prefix)
     return f'model_checkpoint_path: "{quoted}"\nall_model_checkpoint_paths: "{quoted}"\n'.encode(
@@ -112,7 +112,7 @@ def variables_of(source: Source) -> tuple[dict[str, Variable], dict[str, str]]:
     found: dict[str, Variable] = {}
     reasons: dict[str, str] = {}
     for key, item in source.items.items():
-        variable = refusal(key) or _variable(item)
+        variable = name_refusal(key) or _variable(item)
         if isinstance(variable, str):
             reasons[key] = variable
         else:
@@ -120,7 +120,7 @@ def variables_of(source: Source) -> tuple[dict[str, Variable], dict[str, str]]:
     return found, reasons
 
 
-def refusal(key: str) -> str | None:
+def name_refusal(key: str) -> str | None:
     """Why *key* cannot be the name of a variable; None when it can."""
     if any("\ud800" <= char <= "\udfff" for char in key):
         return "a name must be valid Unicode"
