@@ -23,7 +23,7 @@ from ckptfs.cli.progress import progress_bar
 @click.option("--force", is_flag=True, help="Write over a checkpoint that exists.")
 @reading_options
 def command(h5_path: str, saver_path: str, **options: Any) -> None:
-    """Write an HDF5 checkpoint as a TensorFlow checkpoint.
+    """Write an HDF5 checkpoint for TensorFlow.
 
     SAVER_PATH is a prefix such as out/model.ckpt: it gets an .index and .data files, and the folder a file 'checkpoint'
     if it has none. Memory use does not grow with the model; an interrupted run leaves nothing behind.
