@@ -27,6 +27,7 @@ TWINS = {
     **dict.fromkeys(("attribute", "dataspace", "datatype"), "encode and decode of one HDF5 message"),
     **dict.fromkeys(("fill_rows", "fill_range"), "compressed and uncompressed chunks"),
     "transpose": "the loop in C, and its program",
+    "check": "of a checkpoint, from Python; of the machine",
     **dict.fromkeys(
         ("attribute_value", "object_record", "open_file", "root_attributes", "walk_objects"),
         "libhdf5 finds what the walker finds",
@@ -48,6 +49,7 @@ SEVERAL_MEANINGS = {
 }
 """Names that want another one. The list only gets shorter."""
 FOR_TESTS = {
+    "api.mount.serve_request": "started by a line of code in a process of its own",
     "conversion.releases.config.upgraded_config": "a whole config from one release to the next",
     "conversion.resolve.convert_config": "a config without a checkpoint",
     "vfs.names.unescape": "the inverse of a rule that is documented",

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ckptfs.api import html
-from ckptfs.api.reopen import Recipe, compare, recipe_of
+from ckptfs.api.reopen import Recipe, check_same, recipe_of
 from ckptfs.api.tensor import LazyTensor
 from ckptfs.conversion.conversion import Conversion
 from ckptfs.conversion.resolve import PathLike, plan_view, prepare, recorded_config, recorded_family
@@ -237,7 +237,7 @@ def reopened(recipe: Recipe) -> Checkpoint:
         found = _by_recipe.get(recipe)
         if found is None or found.closed:
             found = open(recipe.path, follow_links=recipe.follow_links)
-            compare(recipe, found.source)
+            check_same(recipe, found.source)
             _by_recipe[recipe] = found
     return found
 

@@ -30,7 +30,7 @@ def recipe_of(source: Source, path: str, *, follow_links: bool) -> Recipe:
     return Recipe(os.path.abspath(path), follow_links, files)
 
 
-def compare(recipe: Recipe, source: Source) -> None:
+def check_same(recipe: Recipe, source: Source) -> None:
     """Raise `SourceChanged`, and close *source*, when it does not have the files of *recipe*."""
     files = recipe_of(source, recipe.path, follow_links=recipe.follow_links).files
     if files == recipe.files:

@@ -45,7 +45,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[st
     return list(dict.fromkeys(key[: end or None] for key, end in zip(found, ends, strict=True)))
 
 
-def mounts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def mountpoints(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Where something of ckptfs is mounted."""
     from ckptfs.mount import mount_table
 

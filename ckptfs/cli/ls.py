@@ -33,7 +33,7 @@ def command(source: str, pattern: str | None, long: bool, as_json: bool, follow_
     from ckptfs.errors import MissingKey
 
     with opened(source, follow_links=follow_links) as src:
-        items = chosen(src.items, pattern)
+        items = matching(src.items, pattern)
         if pattern is not None and not items:
             raise MissingKey(src.path, pattern, pattern=True)
         if as_json:
@@ -49,7 +49,7 @@ def print_items(items: Iterable[Item]) -> None:
     print_columns(map(_short, items), right=(2,))
 
 
-def chosen(items: Mapping[str, Item], pattern: str | None) -> list[Item]:
+def matching(items: Mapping[str, Item], pattern: str | None) -> list[Item]:
     """The items whose keys match *pattern*; without a wildcard, those with it as a part of their names."""
     if pattern is None or pattern in items:
         return list(items.values()) if pattern is None else [items[pattern]]

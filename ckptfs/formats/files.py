@@ -90,7 +90,7 @@ def checked_shape(shape: object, itemsize: int) -> Shape:
     return tuple(shape)
 
 
-def config_beside(path: str) -> Mapping[str, Any] | None:
+def hf_config_beside(path: str) -> Mapping[str, Any] | None:
     """The Hugging Face ``config.json`` in the folder of *path*; None when there is none."""
     name = os.path.join(os.path.dirname(path), "config.json")
     return read_json(name, 16 << 20, "the model config") if os.path.isfile(name) else None

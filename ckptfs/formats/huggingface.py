@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from ckptfs.errors import CorruptHeader, MissingShard, SourceError, UnknownFormat, Unsafe
 from ckptfs.formats.extents import ExtentFile, json_file
-from ckptfs.formats.files import config_beside, read_json
+from ckptfs.formats.files import hf_config_beside, read_json
 from ckptfs.formats.safetensors import safetensors_file
 from ckptfs.formats.source import Item, Source
 from ckptfs.tensors.tensor import Tensor, nbytes
@@ -88,11 +88,11 @@ def config_in(folder: str) -> dict[str, Any]:
     """The ``config.json`` in *folder*, or those of its components by name; `SourceError` where there is none."""
     components = components_in(folder)
     if not components:
-        config = config_beside(os.path.join(folder, "config.json"))
+        config = hf_config_beside(os.path.join(folder, "config.json"))
         if config is None:
             raise SourceError(folder, "holds no config.json")
         return dict(config)
-    return {name: config_beside(os.path.join(folder, name, "config.json")) for name in components}
+    return {name: hf_config_beside(os.path.join(folder, name, "config.json")) for name in components}
 
 
 def _open_components(folder: str, names: tuple[str, ...], open_weights: OpenWeights) -> Source:
@@ -223,7 +223,7 @@ def with_config(source: Source, path: str, beside: str) -> Source:
     """*source* with the config beside it, under the name that the user gave; closed when the config is broken."""
     with ExitStack() as undo:
         undo.callback(source.close)
-        config = config_beside(beside)
+        config = hf_config_beside(beside)
         undo.pop_all()
     return replace(source, path=path, config=config)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptfs.formats.extents import ExtentFile, json_file
-from ckptfs.vfs.token_ids import file_of, json_of, tokenizer_ids
+from ckptfs.vfs.token_ids import file_beside, json_of, tokenizer_ids
 from ckptfs.vfs.tree import Entry
 
 NAME = "generation_config.json"
@@ -49,14 +49,14 @@ def generation_file(config: Mapping[str, Any], beside: Mapping[str, Entry]) -> E
         return None
     given = json_of(beside, NAME)
     if given.get(_END) is not None:
-        return file_of(beside, NAME)
+        return file_beside(beside, NAME)
     from_tokenizer = tokenizer_ids(beside)
     from_config = {name: config[name] for name in _TOKENS if config.get(name) is not None}
     settings = {k: config[k] for k, unset in _SETTINGS.items() if config.get(k, unset) not in (unset, None)}
     stated = {name: value for name, value in given.items() if value is not None}
     found = {**settings, **from_config, **from_tokenizer, **stated}
     if not found.keys() & {*_TOKENS}:
-        return file_of(beside, NAME)
+        return file_beside(beside, NAME)
     # transformers derives a file with this mark again, from the config alone
     derived = {} if from_tokenizer or given else {"_from_model_config": True}
     return json_file({**derived, **found}, sort_keys=True)

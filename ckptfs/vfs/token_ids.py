@@ -24,7 +24,7 @@ def tokenizer_ids(beside: Mapping[str, Entry]) -> dict[str, int]:
     return found
 
 
-def file_of(beside: Mapping[str, Entry], name: str) -> ExtentFile | None:
+def file_beside(beside: Mapping[str, Entry], name: str) -> ExtentFile | None:
     """The file of that name beside the weights; None where it is absent."""
     entry = beside.get(name)
     return entry.file if isinstance(entry, Leaf) else None
@@ -127,7 +127,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 def _content(beside: Mapping[str, Entry], name: str) -> bytes:
     """The bytes of a file beside the weights; none where it is absent."""
-    file = file_of(beside, name)
+    file = file_beside(beside, name)
     if file is None:
         return b""
     data = bytearray(file.size)

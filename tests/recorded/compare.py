@@ -18,8 +18,8 @@ EXTRA_FIELDS = ("architectures", "torch_dtype")
 
 
 def tensors_of(view: ckptfs.View | ckptfs.Checkpoint) -> Tensors:
-    """All tensors of a view."""
-    return {key: (t.dtype, t.shape, t.tobytes()) for key, t in view.items()}
+    """All tensors of a view, or of a checkpoint."""
+    return {key: (t.dtype, t.shape, t.tobytes()) for key, t in view.items() if isinstance(t, ckptfs.LazyTensor)}
 
 
 def tensors_in(folder: Path, *suffixes: str) -> Tensors:

@@ -66,7 +66,7 @@ def test_to_cerebras(run: Run, tmp_path: Path) -> None:
         assert Path(params).read_bytes() == (run.folder / "cs.yaml").read_bytes()
     with ckptfs.open(mdl) as written:
         assert written.source.tree is not None
-        assert list(written.source.tree.keys or ()) == ["model"]
+        assert list(written.source.tree.keys or ()) == ["model", "__metadata__"]
         assert differences(tensors_of(written), run.state) == []
 
 

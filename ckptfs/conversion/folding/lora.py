@@ -42,7 +42,7 @@ _ATTENTION_CLASSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AdapterGroup:
     """One entry of ``lora_params``. *targets* None means every module."""
 
     rank: int
@@ -117,7 +117,7 @@ def fold(model: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     return Folded(folded, kept, (warning,))
 
 
-def _groups(model: str, config: Mapping[str, Any]) -> list[Group]:
+def _groups(model: str, config: Mapping[str, Any]) -> list[AdapterGroup]:
     """The groups of ``lora_params``, in their order."""
     if FIELD not in config:
         raise MissingField(model, FIELD, f"the keys {A[1:]} and {B[1:]} cannot be folded without it")
@@ -128,7 +128,7 @@ def _groups(model: str, config: Mapping[str, Any]) -> list[Group]:
     return [_group(model, entry) for entry in entries]
 
 
-def _group(model: str, entry: Mapping[str, Any]) -> Group:
+def _group(model: str, entry: Mapping[str, Any]) -> AdapterGroup:
     rank, alpha = entry.get("r", 0), entry.get("alpha", 1)
     fan, targets = entry.get("fan_in_fan_out", False), entry.get("target_modules")
     if type(rank) is not int or rank < 0:
@@ -139,7 +139,7 @@ def _group(model: str, entry: Mapping[str, Any]) -> Group:
         raise UnsupportedValue(model, f"{FIELD}.fan_in_fan_out", fan, "it must be true or false")
     if targets is not None and not (isinstance(targets, list) and all(isinstance(name, str) for name in targets)):
         raise UnsupportedValue(model, f"{FIELD}.target_modules", targets, "it must be a list of class names")
-    return Group(rank, alpha, fan, None if targets is None else tuple(targets))
+    return AdapterGroup(rank, alpha, fan, None if targets is None else tuple(targets))
 
 
 def _modules(model: str, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -152,7 +152,7 @@ def _modules(model: str, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _fold_module(
-    model: str, config: Mapping[str, Any], groups: list[Group], module: str, tensors: Mapping[str, Tensor]
+    model: str, config: Mapping[str, Any], groups: list[AdapterGroup], module: str, tensors: Mapping[str, Tensor]
 ) -> Tensor:
     weight, a, b = (tensors[module + part] for part in (WEIGHT, A, B))
     if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0]:
@@ -162,7 +162,9 @@ def _fold_module(
     return low_rank(module + WEIGHT, weight, b, a, group.alpha / group.rank, swapped=swapped)
 
 
-def _group_of(model: str, config: Mapping[str, Any], groups: list[Group], module: str, rank: int) -> Group:
+def _group_of(
+    model: str, config: Mapping[str, Any], groups: list[AdapterGroup], module: str, rank: int
+) -> AdapterGroup:
     """The first group that has this rank and this module, as far as can be told."""
     likely = [group for group in groups if group.rank == rank]
     if not likely:
@@ -180,7 +182,7 @@ def _group_of(model: str, config: Mapping[str, Any], groups: list[Group], module
     return open_[0]
 
 
-def _fits(group: Group, module: str, config: Mapping[str, Any]) -> bool | None:
+def _fits(group: AdapterGroup, module: str, config: Mapping[str, Any]) -> bool | None:
     """Whether the chain of classes down to *module* has all that *group* names; None when the key does not tell."""
     answers = [_inside(name, module, config) for name in group.targets or ()]
     if False in answers:
@@ -209,7 +211,7 @@ def _kind(module: str) -> str | None:
     return None if "embed" in module else "Linear"
 
 
-def _is_swapped(group: Group, module: str, weight: Tensor, b: Tensor, a: Tensor) -> bool:
+def _is_swapped(group: AdapterGroup, module: str, weight: Tensor, b: Tensor, a: Tensor) -> bool:
     """Whether the product goes in transposed. The shapes tell, but for square weights."""
     if len(weight.shape) != 2 or weight.shape[0] != weight.shape[1]:
         return (a.shape[1], b.shape[0]) == weight.shape
