@@ -45,7 +45,7 @@ def config_beside(checkpoint: str, read: Callable[[str], Mapping[str, Any]]) -> 
         found = [file for name in chosen if (file := _candidate(os.path.join(folder, name), read)) is not None]
         if any(file.values != found[0].values for file in found):
             listed = ", ".join(os.path.basename(file.path) for file in found)
-            raise ConfigError(f"{checkpoint}: several configs lie beside it: {listed}; name one with --config")
+            raise ConfigError(f"{checkpoint}: several configs lie beside it: {listed}; name one", option="config")
         if found:
             return found[0]
     return None
@@ -64,7 +64,7 @@ def config_format(path: str, config: Mapping[str, Any], tgt_fmt: str) -> str:
         return written[1]
     if tgt_fmt == "hf":
         return "cs-current"
-    raise UsageError(f"{path}: the config does not tell its release; name it with --src-fmt, such as cs-2.9")
+    raise UsageError(f"{path}: the config does not tell its release; name it", option="src_fmt")
 
 
 def _patterns(stem: str) -> Iterator[tuple[str, ...]]:

@@ -76,7 +76,7 @@ def explain_config_as(
     from ckptfs.conversion.releases import convert
 
     if HF not in (src, tgt):
-        raise UsageError("--explain shows the tables between hf and a Cerebras release; name hf as one of the formats")
+        raise UsageError("fields are explained between hf and a Cerebras release; name hf as one of the formats")
     near = _near(family, src, tgt)
     if tgt == HF:
         config = config if near == src else convert.config_as(family, config, src, near, [])

@@ -182,7 +182,7 @@ def _about_found(path: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     notes = (f"the model config is {name}, found beside the checkpoint",)
     section = config.get("cerebras")
     if isinstance(section, Mapping) and section.get("save_iter_state_path"):
-        return (*notes, f"{name}: save_iter_state_path is not followed; give the config with --config for that")
+        return (*notes, f"{name}: save_iter_state_path is not followed; name the config for that")
     return notes
 
 

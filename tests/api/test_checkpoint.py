@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -79,8 +80,8 @@ def test_view_opens_paths_and_says_what_it_made_and_dropped() -> None:
         view["model.norm.wight"]
 
 
-def test_view_without_what_it_needs() -> None:
-    with ckptfs.open(LLAMA / "cs.mdl") as checkpoint:
+def test_view_without_what_it_needs(tmp_path: Path) -> None:
+    with ckptfs.open(shutil.copy(LLAMA / "cs.mdl", tmp_path / "alone.mdl")) as checkpoint:
         with pytest.raises(UsageError, match="no model config"):
             ckptfs.view(checkpoint)
         with pytest.raises(UnknownFamily, match="did you mean llama"):

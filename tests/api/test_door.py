@@ -20,7 +20,7 @@ from safetensors.torch import save_file as save_torch
 
 import ckptfs
 from ckptfs.api.checkpoint import Checkpoint, Group
-from ckptfs.cli.main import cli
+from ckptfs.cli.main import Settings, cli
 from ckptfs.errors import MissingCodec, MissingKey, UsageError
 from tests.factories import ArrayTensor, array_of, source_of
 from tests.paths import FAMILIES
@@ -161,7 +161,7 @@ def test_load_takes_what_is_open(checkpoint: Checkpoint) -> None:
 def test_convert_writes_what_the_command_writes(tmp_path: Path) -> None:
     flags = ["--model", "llama", "--config", str(LLAMA / "cs.yaml"), "--tgt-fmt", "hf", "--export-safetensors"]
     line = ["convert", str(LLAMA / "cs.mdl"), *flags, "--output-dir", str(tmp_path / "a"), "--no-progress-bar"]
-    assert CliRunner().invoke(cli, line, catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(cli, line, obj=Settings(), catch_exceptions=False).exit_code == 0
     seen: list[int] = []
     written = ckptfs.convert(
         LLAMA / "cs.mdl", **MODEL, output_dir=tmp_path / "b", export_safetensors=True, progress=seen.append

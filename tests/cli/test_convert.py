@@ -101,7 +101,7 @@ def test_each_output_lies_beside_its_input(mounter: Mounter) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--output-dir"):
+    with pytest.raises(UsageError, match="give another folder"):
         write_outputs({"/nowhere/config.yaml": text_file("x"), "a.mdl": text_file("y")}, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 

@@ -308,5 +308,6 @@ def test_files_are_closed_after_a_refusal(tmp_path: Path) -> None:
     for _ in range(20):
         with pytest.raises(CorruptHeader):
             read_json(str(path), 1 << 30, "it")
-    open_file(path)
+    file = open_file(path)
     assert n_fds() == before + 1
+    file.close()

@@ -84,4 +84,6 @@ def test_the_mount_of_components_mounts_as_cerebras_again(
     assert (Path(top) / "cs" / "params.yaml").read_text() == config.read_text()
     with ckptfs.open(Path(top) / "cs" / "checkpoint.mdl") as again, ckptfs.open(mdl) as first:
         assert set(again) == set(first)
-        assert all(again[key].tobytes() == first[key].tobytes() for key in first)
+        tensors = [key for key, value in first.items() if isinstance(value, ckptfs.LazyTensor)]
+        assert all(again[key].tobytes() == first[key].tobytes() for key in tensors)
+        assert all(again[key] == first[key] for key in first if key not in tensors)

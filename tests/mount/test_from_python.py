@@ -88,7 +88,8 @@ def test_errors_are_those_of_the_library(mounter: Mounter, tmp_path: Path) -> No
     ):
         pass
     assert caught.value.name == "lama"
-    with pytest.raises(UsageError, match="no model config"), ckptfs.mount(LLAMA / "cs.mdl", folder, model="llama"):
+    alone = shutil.copy(LLAMA / "cs.mdl", tmp_path / "alone.mdl")
+    with pytest.raises(UsageError, match="no model config"), ckptfs.mount(alone, folder, model="llama"):
         pass
     with ckptfs.open(LLAMA / "cs.mdl") as checkpoint:
         pass

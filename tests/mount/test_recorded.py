@@ -117,6 +117,8 @@ def test_to_cerebras(run: Run, mounted: Mounted) -> None:
     assert yaml.safe_load(config.read_text()) == run.expected["config"]
     with ckptfs.open(cs / "checkpoint.mdl") as shown:
         found, expected = leaves(shown.source), {key: lasting(what) for key, what in run.state.items()}
+        if run.src == "hf":  # the converter writes no metadata there
+            found = {key: what for key, what in found.items() if not key.startswith("__metadata__.")}
         assert state_differences(found, expected) == []
         assert [k for k in found if k.startswith("model.")] == [k for k in expected if k.startswith("model.")]
         if run.src == "hf":
@@ -153,7 +155,7 @@ def test_the_checkpoint_alone_is_enough_where_it_tells_its_family(mounter: Mount
     assert done.returncode == 0, done.stderr
     assert "--model" in done.stdout
     assert "--config" in done.stdout
-    assert sorted(os.listdir(mnt)) == ["README.txt", "checkpoint.json", "raw", "tensors", "torch"]
+    assert sorted(os.listdir(mnt)) == ["README.txt", "checkpoint.json", "raw", "tensors", "tf", "torch"]
     assert json.loads((mnt / "checkpoint.json").read_text())["states"] == [
         "model",
         "global_step",

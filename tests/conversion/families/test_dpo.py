@@ -185,7 +185,7 @@ def test_a_model_becomes_policy_and_reference(tmp_path: Path) -> None:
             assert len(kept) == 3
             assert bytes_of(state, f"model.{POLICY}") == bytes_of(state, f"model.{REFERENCE}") == kept
             assert len([k for k in state if k.startswith("model.")]) == 6
-            assert state.metadata[-1] == {"version": "2.1.0", "model_name": "", "params": expected}
+            assert state.metadata[-1] == {"version": "2.1.0", "model_name": "dpo", "params": expected}
             rest = {k for k in plain if not k.startswith("model.")}
             assert rest == {k for k in state if not k.startswith(("model.", "__metadata__"))}
 
