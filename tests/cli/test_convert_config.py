@@ -53,8 +53,8 @@ NEW = {
             {
                 "SequentialLR": {
                     "schedulers": [
-                        {"Linear": {"end_learning_rate": 0.1, "initial_learning_rate": 0.0, "total_iters": 10}},
-                        {"Constant": {"learning_rate": 0.1}},
+                        {"LinearLR": {"end_learning_rate": 0.1, "initial_learning_rate": 0.0, "total_iters": 10}},
+                        {"ConstantLR": {"learning_rate": 0.1}},
                     ]
                 }
             }

@@ -22,6 +22,7 @@ from ckptfs.conversion.releases.runconfig import (
     move_precision_level,
     set_micro_batches,
 )
+from ckptfs.conversion.releases.schedulers import rename_schedulers
 from ckptfs.conversion.releases.sparsity import rewrite_sparsity
 from ckptfs.conversion.releases.trainer_layout import nest_under_trainer
 from ckptfs.errors import ConfigError
@@ -75,6 +76,11 @@ def _exactly(frm: Release, to: Release) -> When:
     return lambda about: (about.frm, about.to) == (frm, to)
 
 
+def _up_to_trainer(about: About) -> bool:
+    """Whether the step leads up to a release whose trainer knows schedulers by the names of their classes only."""
+    return about.up and about.to >= (2, 3)
+
+
 CHANGES: tuple[tuple[When, Callable[[Draft], None]], ...] = (
     (_always, change_model),
     (_always, drop_saved_iterators),
@@ -85,6 +91,7 @@ CHANGES: tuple[tuple[When, Callable[[Draft], None]], ...] = (
     (_from((2, 1)), rewrite_sparsity),
     (_exactly((2, 2), (2, 3)), renew_mup),
     (_exactly((2, 2), (2, 3)), nest_under_trainer),
+    (_up_to_trainer, rename_schedulers),
     (_exactly((2, 3), (2, 4)), name_model),
 )
 """When a change is made, and the change, in order."""

@@ -20,6 +20,8 @@ Change: TypeAlias = Callable[[Draft, Section], None]
 BERT = ("bert", "bert-qa", "bert-sequence-classifier", "bert-token-classifier", "bert-summarization")
 T5 = ("t5", "transformer", "ul2", "flan-ul2")
 LLAMA = ("llama", "llamaV2", "code-llama", "wizardlm")
+RMS_NORM = ("gpt2", "bloom", *LLAMA)
+"""Models with a switch between LayerNorm and RMSNorm before 2.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,10 @@ def without(*names: str) -> Change:
     return run
 
 
+def _nothing(draft: Draft, model: Section) -> None:
+    """The side of a rule that changes nothing."""
+
+
 # ------------------------------------------------------------------------------------------------------------ oddities
 
 
@@ -117,6 +123,26 @@ def _fixed_nonlinearities(draft: Draft, model: Section) -> None:
         draft.refuse("pooler_nonlinearity", pooler, f"before 1.8 it is encoder_nonlinearity's, {encoder!r}")
     if (mlm or encoder) != "gelu":
         draft.refuse("mlm_nonlinearity", mlm or encoder, "before 1.8 only 'gelu' is possible")
+
+
+def _biasless(draft: Draft, model: Section) -> None:
+    """A second switch for the kind of norm, in models whose first one may say rmsnorm."""
+    if "use_biasless_norm" not in model:
+        return
+    switch = model.pop("use_biasless_norm")
+    if not isinstance(switch, bool):
+        draft.refuse("use_biasless_norm", switch, "only True and False can be converted")
+    if switch and model.get("norm_type") == "rmsnorm":
+        draft.refuse("use_biasless_norm", switch, "the config asks for rmsnorm as well")
+    if switch:
+        model["norm_type"] = "biasless-layernorm"
+
+
+def _no_cbfloat16(draft: Draft, model: Section) -> None:
+    """Releases before 2.1 read ``use_bfloat16`` only, and have no cbfloat16."""
+    if model.get("fp16_type") == "cbfloat16":
+        draft.warnings.append("fp16_type cbfloat16 cannot be expressed before 2.1; use_bfloat16 takes its place")
+    _HALF[1](draft, model)
 
 
 _DPR_FIELDS = {
@@ -165,9 +191,10 @@ RULES = (
     Rule((1, 8), _nonlinearities, _fixed_nonlinearities, BERT),
     Rule((1, 8), _PRE_NORM, _PRE_NORM, T5),
     Rule((2, 0), *_T5_NORM, T5),
-    Rule((2, 0), *_RMS, ("gpt2", "bloom", *LLAMA)),
+    Rule((2, 0), *_RMS, RMS_NORM),
     Rule((2, 0), *_BIASLESS, ("gptj", "gpt-neox", "codegen")),
-    Rule((2, 1), *_HALF),
+    Rule((2, 0), _biasless, _nothing, (*RMS_NORM, *T5)),
+    Rule((2, 1), _HALF[0], _no_cbfloat16),
     Rule((2, 3), _GONE, _GONE, ("gpt2",)),
     Rule((2, 3), _temperature, _no_temperature, ("dpr",)),
 )

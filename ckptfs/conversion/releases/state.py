@@ -107,21 +107,34 @@ def move_sparsity(state: State) -> None:
     per_weight = child(old, "state")
     if not isinstance(optimizer, Container) or not isinstance(per_weight, Container) or per_weight.keys is None:
         return
-    indices: dict[object, object] = {}
     for name, one in zip(per_weight.keys, per_weight.children, strict=True):
-        mask, index = child(one, "mask"), _find(one, "step")
+        mask = child(one, "mask")
         weight = next((key for key in (str(name), f"{MODEL}.{name}") if key in state.model), None)
         if isinstance(mask, str) and weight is not None:
             state.model = {**state.model, f"{weight}_mask": state.items[mask]}
-        if isinstance(index, str):
-            indices[name] = {"index": state.items[index]}
-    step = child(old, "step")
+    step, indices = child(old, "step"), _indices(state, old)
     counters: dict[object, object] = {"step": state.items[step]} if isinstance(step, str) else {}
     if indices:
         counters["sparsity"] = indices
     state.top["optimizer"] = _without(optimizer, "sparsity")
-    if counters and "sparsity" not in state.top:
+    if "sparsity" not in state.top:
         put(state, "sparsity", counters)
+
+
+def _indices(state: State, optimizer: Child | None) -> dict[object, object]:
+    """How far each weight's schedule is: the groups of a sparsity *optimizer* count, their weights share the count."""
+    found: dict[object, object] = {}
+    for group in _children(child(optimizer, "param_groups")):
+        step, names = child(child(group, "sparsity"), "step"), child(group, "param_names")
+        if isinstance(step, str):
+            items = [state.items[name] for name in _children(names) if isinstance(name, str)]
+            found |= {item.value: {"index": state.items[step]} for item in items if item.kind == "string"}
+    return found
+
+
+def _children(node: Child | None) -> tuple[Child, ...]:
+    """What a list or a tuple holds; nothing for anything else."""
+    return node.children if isinstance(node, Container) and node.keys is None else ()
 
 
 def without(source: Source, keys: Collection[str]) -> Source:
@@ -142,14 +155,6 @@ def child(node: Child | None, key: object) -> Child | None:
     if not isinstance(node, Container) or node.keys is None or key not in node.keys:
         return None
     return node.children[node.keys.index(key)]
-
-
-def _find(node: Child | None, key: str) -> Child | None:
-    """The leaf under *key* in a dict or in the dicts right inside of it."""
-    here = child(node, key)
-    if here is not None or not isinstance(node, Container):
-        return here
-    return next((found for one in node.children if (found := child(one, key)) is not None), None)
 
 
 def _without(node: Container, key: object) -> Container:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfs.conversion.releases.draft import Draft, Section
-from ckptfs.conversion.releases.optimizer import plain
+from ckptfs.conversion.releases.schedulers import schedulers_of
 
 _CLUSTER = "backend.cluster_config."
 RUNCONFIG = {
@@ -23,7 +23,11 @@ RUNCONFIG = {
     "num_wgt_servers": f"{_CLUSTER}max_wgt_servers",
     "num_act_servers": f"{_CLUSTER}max_act_per_csx",
     **{name: _CLUSTER + name for name in ("num_csx", "num_workers_per_csx", "mount_dirs", "python_paths")},
-    **{name: _CLUSTER + name for name in ("credentials_path", "disable_version_check")},
+    **{name: _CLUSTER + name for name in ("credentials_path", "disable_version_check", "cbcore_image")},
+    **{
+        name: f"backend.{name}"
+        for name in ("enable_distributed", "main_process_id", "dist_backend", "init_method", "sync_batchnorm")
+    },
     "precision_opt_level": "precision.precision_opt_level",
     **{
         name: f"loop.{name}"
@@ -53,7 +57,7 @@ OPTIMIZER = {name: f"precision.{name}" for name in (*_SCALING, *_LIMITS)} | {
     "grad_accum_steps": "loop.grad_accum_steps"
 }
 """Field of ``optimizer`` to its place in ``trainer.init``."""
-_MEMORY = tuple(f"{who}_memory_gi" for who in ("compile_crd", "execute_crd", "wrk", "act", "cmd", "wgt"))
+_MEMORY = tuple(f"{who}_memory_gi" for who in ("compile_crd", "execute_crd", "wrk", "act", "cmd", "wgt", "chf"))
 _DEBUG = ("drop_data", "lazy_initialization", "log_initialization", "retrace_every_iteration", "fabric_type_blacklist")
 FLAGS = {
     "transfer_processes": "csx.performance.transfer_processes",
@@ -61,13 +65,18 @@ FLAGS = {
 }
 """Field of ``runconfig`` to the global flag of cerebras_pytorch that it sets."""
 MICRO_BATCH = "csx.performance.micro_batch_size"
+_ALL = "*"
+"""The argument of a callback that takes the fields of its section as they are."""
 IGNORED = ("mode",)
 """Fields of ``runconfig`` that say nothing about the model or its training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """A callback that a field stands for, with the field's value as *argument*; without one, the field is a switch."""
+    """A callback that a field stands for, with the field's value as *argument*; without one, the field is a switch.
+
+    With ``*``, the field's own fields are the arguments.
+    """
 
     name: str
     section: str
@@ -88,6 +97,9 @@ CALLBACKS = (
     Callback("LogSparsity", "sparsity", "add_summaries"),
     Callback("WeightCompression", "model", "compression", "compressions"),
     Callback("SelectiveGrad", "model", "selective_grad", "selective_grads"),
+    Callback("OpProfiler", "runconfig", "op_profiler_config", _ALL),
+    Callback("DumpActivations", "runconfig", "dump_activations"),
+    Callback("HFCacheDir", "runconfig", "hf_cache_dir", "cache_dir"),
 )
 """In the order in which the callbacks run."""
 INIT = ("model_dir", "seed", "backend", "model", "optimizer", "schedulers", "precision", "sparsity", "loop")
@@ -102,7 +114,7 @@ def nest_under_trainer(draft: Draft) -> None:
     draft.model()
     flat = {name: draft.section(name) or {} for name in _SECTIONS}
     sparsity = draft.whole.pop("sparsity", None)
-    flat["sparsity"] = dict(sparsity) if isinstance(sparsity, Mapping) else {}
+    flat["sparsity"] = _sparsity(sparsity)
     run = flat["runconfig"]
     init: Section = {}
     for section, places in (("model", MODEL), ("optimizer", OPTIMIZER), ("runconfig", _runconfig(run))):
@@ -112,9 +124,9 @@ def nest_under_trainer(draft: Draft) -> None:
     if "log_summaries" in flat["optimizer"]:
         _put(init, "precision.log_loss_scale", flat["optimizer"]["log_summaries"])
     callbacks = _callbacks(flat)
-    schedulers = _schedulers(draft, flat["optimizer"])
+    schedulers = schedulers_of(draft, flat["optimizer"])
     init |= {"model": flat["model"], "optimizer": _optimizer(draft, flat["optimizer"]), "schedulers": schedulers}
-    init |= {"sparsity": flat["sparsity"] or (None if isinstance(sparsity, Mapping) else sparsity)}
+    init |= {"sparsity": flat["sparsity"] or (None if isinstance(sparsity, Mapping) else _without_summaries(sparsity))}
     init |= {"callbacks": callbacks, "loggers": _loggers(flat)}
     init = {name: init.get(name) for name in INIT} | init
     trainer = {"init": _filled(init), **_tasks(flat, run.pop("checkpoint_path", None))}
@@ -144,8 +156,43 @@ def _callbacks(flat: Mapping[str, Section]) -> list[Section]:
             value = section.pop(callback.field)
             # No micro batches is a setting of its own, which differs from the default.
             if (value is not None and value is not False) or callback.argument == MICRO_BATCH:
-                callbacks.append({callback.name: {callback.argument: value} if callback.argument else {}})
-    return callbacks
+                callbacks.append({callback.name: _arguments(callback, value)})
+    return callbacks + _listeners(flat["runconfig"])
+
+
+def _arguments(callback: Callback, value: Any) -> Section:
+    if callback.argument == _ALL:
+        return dict(value) if isinstance(value, Mapping) else {}
+    return {callback.argument: value} if callback.argument else {}
+
+
+def _listeners(run: Section) -> list[Section]:
+    """The callbacks that ``experimental.listeners`` lists, each under the name of its type."""
+    experimental = run.get("experimental")
+    found = experimental.get("listeners") if isinstance(experimental, Mapping) else None
+    if not isinstance(experimental, Mapping) or not isinstance(found, list):
+        return []
+    if not all(isinstance(one, Mapping) and "listener_type" in one for one in found):
+        return []
+    rest = {name: value for name, value in experimental.items() if name != "listeners"}
+    del run["experimental"]
+    run |= {"experimental": rest} if rest else {}
+    return [{str(one["listener_type"]): {k: v for k, v in one.items() if k != "listener_type"}} for one in found]
+
+
+def _sparsity(sparsity: Any) -> Section:
+    """The fields of a ``sparsity`` section; of a list of blocks ``add_summaries``, if one of them has it."""
+    if isinstance(sparsity, Mapping):
+        return dict(sparsity)
+    blocks = [block for block in sparsity if isinstance(block, Mapping)] if isinstance(sparsity, list) else []
+    return {"add_summaries": True} if any(block.get("add_summaries") for block in blocks) else {}
+
+
+def _without_summaries(sparsity: Any) -> Any:
+    """A list of blocks without the field that became a callback; anything else as it is."""
+    if not isinstance(sparsity, list):
+        return sparsity
+    return [{k: v for k, v in b.items() if k != "add_summaries"} if isinstance(b, Mapping) else b for b in sparsity]
 
 
 def _optimizer(draft: Draft, optimizer: Section) -> Section:
@@ -157,42 +204,12 @@ def _optimizer(draft: Draft, optimizer: Section) -> Section:
     return {kind: optimizer}
 
 
-def _schedulers(draft: Draft, optimizer: Section) -> list[Section]:
-    """The scheduler that ``optimizer.learning_rate`` stands for; a plain number stays in the optimizer, too."""
-    rate = optimizer.get("learning_rate")
-    if rate is None:
-        return []
-    if isinstance(rate, Mapping | list):
-        del optimizer["learning_rate"]
-    entries = rate if isinstance(rate, list) else [rate]
-    chained = any(isinstance(e, Mapping) and plain(e.get("main_scheduler")) == "chained" for e in entries)
-    several = [_scheduler(draft, entry) for entry in entries]
-    if not several:
-        return []
-    one = several[0] if len(several) == 1 else {_chain(chained): {"schedulers": several}}
-    return [{"ScalePerParamLR": {"scheduler": one}}] if optimizer.get("adjust_learning_rate") else [one]
-
-
-def _chain(chained: bool) -> str:
-    return "ChainedScheduler" if chained else "SequentialLR"
-
-
-def _scheduler(draft: Draft, entry: Any) -> Section:
-    if not isinstance(entry, Mapping):
-        return {"ConstantLR": {"learning_rate": entry}}
-    fields = dict(entry)
-    fields.pop("main_scheduler", None)
-    kind = fields.pop("scheduler", None)
-    if not isinstance(kind, str):
-        draft.lacks("optimizer.learning_rate.scheduler", "the trainer's config names schedulers by it")
-    return {kind: fields}
-
-
 def _loggers(flat: Mapping[str, Section]) -> list[Section]:
     run = flat["runconfig"]
-    summary_dir, own = run.pop("summary_dir", None), run.pop("wandb", None)
+    tensorboard = _filled({name: run.pop(name, None) for name in ("summary_dir", "legacy_event_dirs")})
+    own = run.pop("wandb", None)
     wandb = flat["wandb"] | (dict(own) if isinstance(own, Mapping) else {})
-    loggers: list[Section] = [{"TensorBoardLogger": {"summary_dir": summary_dir}}] if summary_dir else []
+    loggers: list[Section] = [{"TensorBoardLogger": tensorboard}] if tensorboard else []
     return loggers + ([{"WandbLogger": wandb}] if wandb else [])
 
 

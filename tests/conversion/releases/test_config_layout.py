@@ -8,7 +8,8 @@ import pytest
 
 from ckptfs.conversion.releases.config import upgraded, upgraded_config
 from ckptfs.conversion.releases.draft import About
-from ckptfs.errors import MissingField
+from ckptfs.conversion.releases.schedulers import CLASSES
+from ckptfs.errors import MissingField, UnsupportedValue
 
 Config = dict[str, Any]
 ABOUT = About("llama", "llama", (2, 2), (2, 3))
@@ -98,6 +99,15 @@ def test_precision_comes_from_three_sections() -> None:
         ("sparsity", {"add_summaries": True}, {"LogSparsity": {}}),
         ("model", {"compression": [1]}, {"WeightCompression": {"compressions": [1]}}),
         ("model", {"selective_grad": [1]}, {"SelectiveGrad": {"selective_grads": [1]}}),
+        (
+            "runconfig",
+            {"load_checkpoint_states": ["model"]},
+            {"LoadCheckpointStates": {"load_checkpoint_states": ["model"]}},
+        ),
+        ("runconfig", {"op_profiler_config": {"start_step": 1}}, {"OpProfiler": {"start_step": 1}}),
+        ("runconfig", {"dump_activations": True}, {"DumpActivations": {}}),
+        ("runconfig", {"hf_cache_dir": "c"}, {"HFCacheDir": {"cache_dir": "c"}}),
+        ("runconfig", {"experimental": {"listeners": [{"listener_type": "Norms", "k": 1}]}}, {"Norms": {"k": 1}}),
     ],
 )
 def test_callbacks(section: str, fields: Config, callback: Config) -> None:
@@ -135,6 +145,42 @@ def test_learning_rates(rate: Any, schedulers: list[Config], kept: Config) -> No
     assert init["optimizer"] == {"SGD": {**kept, **adjust}}
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_schedulers_get_the_names_of_their_classes(name: str) -> None:
+    for short in {name, name.lower(), name.upper(), name.removesuffix("LR"), name.removesuffix("LR").lower()}:
+        init = trainer(optimizer={"optimizer_type": "SGD", "learning_rate": {"scheduler": short, "gamma": 1}})["init"]
+        assert init["schedulers"] == [{name: {"gamma": 1}}], short
+
+
+def test_schedulers_inside_of_others_get_them_too() -> None:
+    linear, cosine = {"scheduler": "Linear", "total_iters": 1}, {"scheduler": "COSINEDECAY"}
+    rate = [{"scheduler": "Sequential", "schedulers": [linear, {"cosinedecay": {}}]}, cosine]
+    init = trainer(optimizer={"optimizer_type": "SGD", "learning_rate": rate})["init"]
+    inner = [{"LinearLR": {"total_iters": 1}}, {"CosineDecayLR": {}}]
+    chain = [{"SequentialLR": {"schedulers": inner}}, {"CosineDecayLR": {}}]
+    assert init["schedulers"] == [{"SequentialLR": {"schedulers": chain}}]
+
+
+def test_schedulers_that_the_trainer_does_not_know_are_refused() -> None:
+    with pytest.raises(UnsupportedValue, match=r"learning_rate.scheduler is 'Warm', but only ConstantLR, "):
+        trainer(optimizer={"optimizer_type": "SGD", "learning_rate": [{"scheduler": "Warm"}]})
+    mixed = [{"scheduler": "Step", "main_scheduler": name} for name in ("Chained", "Sequential")]
+    with pytest.raises(UnsupportedValue, match="main_scheduler"):
+        trainer(optimizer={"optimizer_type": "SGD", "learning_rate": mixed})
+
+
+@pytest.mark.parametrize(("frm", "to"), [((2, 2), (2, 3)), ((2, 3), (2, 4)), ((2, 9), (2, 10))])
+def test_schedulers_of_the_layout_get_them_too(frm: tuple[int, int], to: tuple[int, int]) -> None:
+    old = [{"sequential": {"schedulers": [{"Linear": {}}, {"cosineDecayLR": {}}]}}, {"LinearWD": {"end_val": 1}}]
+    new = [{"SequentialLR": {"schedulers": [{"LinearLR": {}}, {"CosineDecayLR": {}}]}}, {"LinearWD": {"end_val": 1}}]
+    scaled = [{"ScalePerParam": {"scheduler": {"constant": {}}}}]
+    for before, after in ((old, new), (scaled, [{"ScalePerParamLR": {"scheduler": {"ConstantLR": {}}}}])):
+        config = {"trainer": {"init": {"model": {"name": "llama"}, "schedulers": before}}}
+        found = upgraded_config(config, About("llama", "llama", frm, to))
+        assert found["trainer"]["init"]["schedulers"] == after
+        assert config["trainer"]["init"]["schedulers"] is before
+
+
 def test_steps_of_accumulation_stood_with_the_optimizer_too() -> None:
     found = trainer(optimizer={"optimizer_type": "SGD", "grad_accum_steps": 4})
     assert found == {"init": {"optimizer": {"SGD": {}}, "loop": {"grad_accum_steps": 4}}}
@@ -159,6 +205,12 @@ def test_loggers(where: str) -> None:
 @pytest.mark.parametrize("sparsity", [0.5, [{"sparsity": 0.1, "param_filter": "a"}], {"algorithm": "gmp"}])
 def test_sparsity(sparsity: Any) -> None:
     assert trainer(sparsity=sparsity) == {"init": {"sparsity": sparsity}}
+
+
+def test_summaries_of_sparsity_may_stand_in_one_block() -> None:
+    blocks = [{"sparsity": 0.1, "add_summaries": True}, {"sparsity": 0.2}]
+    found = trainer(sparsity=blocks)["init"]
+    assert found == {"sparsity": [{"sparsity": 0.1}, {"sparsity": 0.2}], "callbacks": [{"LogSparsity": {}}]}
 
 
 def test_tasks_need_their_data() -> None:

@@ -55,6 +55,19 @@ def test_norms_are_named_with_2_0() -> None:
         model("wizardlm", (2, 0), (1, 9), norm_type="biasless-layernorm")
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "llama", "t5", "transformer"])
+def test_a_norm_without_bias_is_named_with_2_0_too(family: str) -> None:
+    other = "use_t5_layer_norm" if family in ("t5", "transformer") else "use_rms_norm"
+    biasless = {"norm_type": "biasless-layernorm"}
+    assert model(family, (1, 9), (2, 0), use_biasless_norm=True) == biasless
+    assert model(family, (1, 9), (2, 0), **{other: False}, use_biasless_norm=True) == biasless
+    assert model(family, (1, 9), (2, 0), **{other: True}, use_biasless_norm=False) == {"norm_type": "rmsnorm"}
+    with pytest.raises(UnsupportedValue, match="use_biasless_norm is True, but the config asks for rmsnorm"):
+        model(family, (1, 9), (2, 0), **{other: True}, use_biasless_norm=True)
+    with pytest.raises(UnsupportedValue, match="use_biasless_norm is 1"):
+        model(family, (1, 9), (2, 0), use_biasless_norm=1)
+
+
 def test_a_norm_switch_that_is_none_is_refused() -> None:
     with pytest.raises(UnsupportedValue, match="use_rms_norm is 'yes'"):
         model("gpt2", (1, 9), (2, 0), use_rms_norm="yes")
@@ -62,7 +75,14 @@ def test_a_norm_switch_that_is_none_is_refused() -> None:
 
 def test_half_precision_is_named_with_2_1() -> None:
     assert model("gptj-headless", (2, 0), (2, 1), use_bfloat16=True) == {"fp16_type": "bfloat16"}
-    assert model("gpt2", (2, 1), (2, 0), fp16_type="cbfloat16") == {"use_bfloat16": True}
+    assert model("gpt2", (2, 1), (2, 0), fp16_type="bfloat16") == {"use_bfloat16": True}
+
+
+def test_cbfloat16_below_2_1_is_bfloat16_with_a_warning() -> None:
+    config = {"model": {"fp16_type": "cbfloat16"}}
+    found = upgraded(config, About("gpt2", "gpt2", (2, 1), (2, 0)))
+    assert found.config == {"model": {"use_bfloat16": True}}
+    assert found.warnings == ("fp16_type cbfloat16 cannot be expressed before 2.1; use_bfloat16 takes its place",)
 
 
 def test_the_precision_level_moves_only_to_a_runconfig() -> None:

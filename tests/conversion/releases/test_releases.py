@@ -382,10 +382,14 @@ def test_masks_move_beside_their_weights() -> None:
     mask, index = tensor_of("bool", (2, 2)), ArrayTensor(np.array(3))
     sparsity = {
         "state": {
-            "a.weight": {"mask": mask, "step": index},
-            "b.weight": {"mask": mask, "sparsity": {"step": index}},
+            "a.weight": {"mask": mask, "step": 7},
+            "b.weight": {"mask": mask},
             "gone.weight": {"mask": mask},
         },
+        "param_groups": [
+            {"param_names": ["a.weight", "b.weight"], "sparsity": {"step": index}},
+            {"param_names": ["gone.weight"], "sparsity": 0.5},
+        ],
         "step": 12,
     }
     optimizer = {"state": {"a.weight": {}}, "sparsity": sparsity}
