@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import ckptfs
+from ckptfs.conversion.releases.schedulers import CLASSES
 from tests.paths import DATA
 
 PYTHON = os.environ.get("CKPTFS_CSTORCH_PYTHON", "")
@@ -134,3 +135,14 @@ def test_it_loads_ten_thousand_keys(tmp_path: Path) -> None:
     assert [(key, value[3]) for key, value in found] == [
         (f"layers.{i}.weight", digest(np.full(2, i, "<f4").tobytes())) for i in range(10_000)
     ]
+
+
+def test_its_schedulers_are_those_that_configs_name() -> None:
+    code = """
+import inspect, json
+from cerebras.pytorch.optim import lr_scheduler as module
+classes = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, module.LRScheduler)]
+print(json.dumps([c.__name__ for c in classes if c is not module.LRScheduler]))
+"""
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(json.loads(done.stdout.splitlines()[-1])) == sorted(CLASSES)
