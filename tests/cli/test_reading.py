@@ -157,9 +157,9 @@ def test_completion(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path:
     found = [mount_table.Mount("/mnt/a", "fuse.ckptfs", 1), mount_table.Mount("/mnt/b", "ext4", 2)]
     monkeypatch.setattr(mount_table, "mounts", lambda: found)
     context, param = click.Context(click.Command("umount")), click.Option(["--x"])
-    assert completion.mounts(context, param, "") == completion.mounts(context, param, "/mnt/") == ["/mnt/a"]
+    assert completion.mountpoints(context, param, "") == completion.mountpoints(context, param, "/mnt/") == ["/mnt/a"]
     monkeypatch.chdir(tmp_path)
-    assert completion.mounts(context, param, "..") == [os.path.relpath("/mnt/a")]
+    assert completion.mountpoints(context, param, "..") == [os.path.relpath("/mnt/a")]
 
 
 def test_many_keys_are_offered_in_steps(tmp_path: Path) -> None:
