@@ -23,6 +23,6 @@ if [ ! -e "$stamp" ]; then
     fi
     touch "$stamp"
 fi
-[ $# -gt 0 ] || set -- tests/formats/hdf5/test_filters.py tests/formats/test_safetensors.py
+[ $# -gt 0 ] || set -- tests/formats/hdf5/test_filters.py tests/formats/test_config_files.py tests/formats/hdf5/test_index.py
 echo "Testing with $pins"
 PYTHONPATH=$PWD exec "$folder/bin/python" -m pytest -q -p no:cacheprovider "$@"
